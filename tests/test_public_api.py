@@ -89,7 +89,7 @@ METHODS = {
     "precompile": "(batch_spec, *, steps_per_epoch=None)",
     "print_pipeline_stage_assignment_summary": "(line_length=None, print_fn=None)",
     "reset_pipeline_stage_assignment": "()",
-    "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
+    "set_pipeline_stage_assignment": "(assignment, *, num_stages=None, batch_spec=None)",
     "set_replication_options": (
         "(*, synchronized_batch_statistics=None, replicated_metric_reduction_method=None, "
         "replicated_optimizer_state_sharding=None, "

@@ -121,6 +121,7 @@ class Plan:
     taps: TapRequest = NO_TAPS
     tapped: bool = False  # whether a step returns more than its result
     chooses_rows: bool = False  # whether its micro-batches are one choice of several
+    is_shortened: bool = False  # whether its blocks are shorter than others, for a budget
 
     @property
     def replicas(self) -> int:

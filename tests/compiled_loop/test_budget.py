@@ -8,6 +8,7 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.memory_report import refusals
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -59,6 +60,44 @@ def test_a_budget_that_no_recomputation_keeps_to_is_refused():
         model.fit(X, X, batch_size=512, verbose=0)
     model.set_recomputation_options(mode="none")
     model.fit(X, X, batch_size=512, verbose=0)  # the model is as it was
+
+
+def wide_data(budget, accumulation=1, rows=1024, **feed):
+    """Returns the weights of a model whose batches take more than its activations."""
+    keras.utils.set_random_seed(0)
+    strategy = millrace.Strategy(devices=1, on_recompile="log" if rows % 64 else "error")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((512,)), layers.Dense(8), layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=4)
+    model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=accumulation)
+    if budget is not None:
+        model.set_recomputation_options(budget=budget)
+    model.set_infeed_queue_options(**feed)
+    x = np.random.default_rng(0).normal(size=(rows, 512)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=64, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights(), strategy.statistics().budgets
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "rows"),
+    [(1, 1024), pytest.param(4, 1056, marks=pytest.mark.slow)],  # a smaller batch ends an update
+)
+def test_a_budget_shortens_blocks_whose_length_nobody_chose(accumulation, rows, caplog):
+    plain, _ = wide_data(None, accumulation, rows)
+    with caplog.at_level(logging.INFO, "millrace"):
+        weights, choices = wide_data(0.5, accumulation, rows)
+    assert f"takes {accumulation} of its batches to the device at a time" in caplog.text
+    assert all(choice.peak_bytes <= choice.budget for choice in choices[1:])
+    for before, now in zip(plain, weights, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_a_budget_leaves_the_users_blocks_alone_and_the_least_block_may_not_fit(monkeypatch):
+    monkeypatch.setattr(refusals, "MOST_SECONDS", 0)  # in which other changes would be compiled
+    with pytest.raises(millrace.errors.PlanError, match=r"budget=0.5 is [\d,]+ bytes"):
+        wide_data(0.5, max_block_bytes=2**22)
+    with pytest.raises(millrace.errors.PlanError, match=r"budget=10000 is 10,000 bytes"):
+        wide_data(10_000)
 
 
 def test_the_devices_of_a_pipeline_keep_to_a_budget():

@@ -98,23 +98,23 @@ DETACHED = """
 import millrace
 millrace.distributed.initialize()
 import keras, numpy as np
-x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+x = np.random.default_rng(0).normal(size=(64, 3, 4)).astype("float32")
 
 def build():
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
-    return keras.Sequential([keras.Input((4,)), *layers])
+    return keras.Sequential([keras.Input((None, 4)), *layers])
 
 def fit(model, rows):
     options = {"batch_size": rows, "epochs": 2, "shuffle": False, "verbose": 0}
-    return model.fit(x, x[:, :1], **options).history["loss"]
+    return model.fit(x, x[..., :1], **options).history["loss"]
 
 strategy, plain = millrace.Strategy(), build()
 with strategy.scope():
     model = build()
 for each in (plain, model):
     each.compile("adam", "mse", steps_per_execution=4 if each is model else 1)
-model.set_pipeline_stage_assignment([0, 1])
+model.set_pipeline_stage_assignment("auto", num_stages=2)  # for the lengths of the first batch
 model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
 losses = fit(model, 8)
 strategy.detach(model)

@@ -4,7 +4,14 @@ import pytest
 
 from millrace.devices import DeviceGroup
 from millrace.errors import DataError
-from millrace.feeds.block import ALIGNMENT, Destination, batch_spec, empty_block
+from millrace.feeds.block import (
+    ALIGNMENT,
+    Block,
+    Destination,
+    batch_spec,
+    empty_block,
+    part_of_block,
+)
 from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
 
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
@@ -187,3 +194,13 @@ def test_an_epoch_begins_with_small_blocks_of_whole_executions():
     assert begin(50, 5) == [50, 50, 250, 1000]
     assert begin(5000, 5) == [15, 60, 255, 1020]
     assert begin(1, 1, steps=40) == [16, 40, 40, 40]
+
+
+@pytest.mark.parametrize("put", [np.asarray, jax.numpy.asarray])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_part_of_a_block(put, replicas):
+    steps = np.arange(8)
+    batches = put(steps.reshape(8 // replicas, replicas) if replicas > 1 else steps)
+    part = part_of_block(Block([batches], batch_spec([steps[:1]]), 8, 8), 4, 2)
+    assert np.asarray(part.batches[0]).ravel().tolist() == [4, 5]
+    assert (part.capacity, part.steps) == (2, 2)

@@ -33,12 +33,12 @@ def fit(model, rows=ROWS, steps=4, **others):
 @pytest.mark.slow
 def test_the_message_names_what_holds_the_peak_and_what_would_keep_the_budget(strategy):
     model = make_model(strategy)
-    model.set_recomputation_options(budget=0.65)
+    model.set_recomputation_options(budget=0.25)
     with pytest.raises(PlanError) as refusal:
         fit(model)
     message = str(refusal.value)
     budget, least = refusal.value.nbytes, refusal.value.least
-    assert f"budget=0.65 is {budget:,} bytes" in message
+    assert f"budget=0.25 is {budget:,} bytes" in message
     assert f"the smallest takes {least:,}. It has " in message
     assert "f32[512,128]" in message
     assert re.search(r"'hidden_\d' \([\d.]+ KB\)", message)
@@ -77,7 +77,7 @@ def test_where_nothing_fits_the_nearest_change_is_named(strategy):
 @pytest.mark.slow
 def test_a_memory_report_says_the_same(strategy):
     model = make_model(strategy)
-    model.set_recomputation_options(budget=0.65)
+    model.set_recomputation_options(budget=0.25)
     with pytest.raises(PlanError) as in_report:
         strategy.memory_report(model, (((ROWS, 16), "float32"), ((ROWS, 1), "float32")))
     with pytest.raises(PlanError) as in_fit:

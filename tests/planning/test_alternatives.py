@@ -3,6 +3,7 @@
 import plan_cases as cases
 import pytest
 
+from millrace.pipelines.assignment.balance import declared_batch
 from millrace.planning.alternatives import (
     auto_cut,
     base,
@@ -14,6 +15,10 @@ from millrace.planning.alternatives import (
 ROWS = 48
 
 
+def cut(setup):
+    return auto_cut(declared_batch(setup.model))
+
+
 @pytest.fixture(scope="module")
 def setup():
     return cases.attached(cases.strategy_of(4), cases.deep)._millrace.setup
@@ -21,7 +26,7 @@ def setup():
 
 @pytest.fixture(scope="module")
 def found(setup):
-    return {(each.replicas, each.num_stages): each for each in layouts(setup, ROWS, auto_cut)}
+    return {(each.replicas, each.num_stages): each for each in layouts(setup, ROWS, cut(setup))}
 
 
 def test_layouts_use_all_devices(found):
@@ -30,7 +35,7 @@ def test_layouts_use_all_devices(found):
 
 
 def test_rows_are_shared_out_equally(setup, found):
-    assert {each.replicas for each in layouts(setup, 6, auto_cut)} == {2, 1}
+    assert {each.replicas for each in layouts(setup, 6, cut(setup))} == {2, 1}
     for layout in found.values():
         for update in updates_of(layout, setup, ROWS, 3):
             assert update.rows == ROWS
@@ -53,7 +58,7 @@ def test_shared_statistics_leave_batches_whole():
     model = cases.attached(cases.strategy_of(4), cases.deep)
     model.set_replication_options(synchronized_batch_statistics=True)
     setup = model._millrace.setup
-    (layout,) = layouts(setup, ROWS, auto_cut)
+    (layout,) = layouts(setup, ROWS, cut(setup))
     assert layout.assignment is None
     assert {each.micro_batch for each in updates_of(layout, setup, ROWS, 1)} == {None}
 
@@ -79,7 +84,7 @@ def test_schedules_have_their_stages_and_mapping(setup, found):
 def test_stages_of_the_user_are_kept():
     model = cases.attached(cases.strategy_of(2), cases.mlp)
     model.set_pipeline_stage_assignment([0, 1, 1])
-    (piece, pipeline) = layouts(model._millrace.setup, ROWS, auto_cut)
+    (piece, pipeline) = layouts(model._millrace.setup, ROWS, cut(model._millrace.setup))
     assert piece.assignment is None
     assert [stage for _, _, stage in pipeline.cut] == [0, 1, 1]
     assert not pipeline.is_balanced

@@ -295,20 +295,23 @@ def test_a_text_for_other_stages(strategy):
         fit(model)
 
 
-def test_auto_needs_a_number_and_a_built_model(strategy):
+def test_auto_needs_a_number_that_the_calls_allow(strategy):
     model = sequential(strategy)
     with pytest.raises(OptionError, match="num_stages=2"):
         model.set_pipeline_stage_assignment("auto")
     with pytest.raises(OptionError, match="Received: 'even'"):
         model.set_pipeline_stage_assignment("even", num_stages=2)
-    with pytest.raises(OptionError, match="leave num_stages out"):
+    with pytest.raises(OptionError, match=r"leave them out. Received: num_stages=2"):
         model.set_pipeline_stage_assignment([0, 0, 1, 1], num_stages=2)
     with pytest.raises(OptionError, match="4 layer calls cannot be cut into 5 stages"):
         model.set_pipeline_stage_assignment("auto", num_stages=5)
     with strategy.scope():
         deferred = keras.Sequential([layers.Dense(2), layers.Dense(1)])
+    with pytest.raises(OptionError, match="2 layer calls cannot be cut into 3 stages"):
+        deferred.set_pipeline_stage_assignment("auto", num_stages=3)
+    batch = (np.ones((4, 3)), np.ones((4, 1)))
     with pytest.raises(ModelError, match=r"not built.*keras.Input"):
-        deferred.set_pipeline_stage_assignment("auto", num_stages=2)
+        deferred.set_pipeline_stage_assignment("auto", num_stages=2, batch_spec=batch)
 
 
 def test_auto_balances_the_cost(strategy):
@@ -327,7 +330,10 @@ def test_auto_balances_the_cost(strategy):
     assert found == [0, 0, 1, 1]
     lines = []
     model.print_pipeline_stage_assignment_summary(print_fn=lines.append)
-    assert set(map(len, lines[1:])) == {60}
+    second = model.layers[1].name
+    assert lines[-2] == f"Stage 1 takes: {second}"
+    assert lines[-1] == "FLOPs: forward and backward of a batch float32[32,8]"
+    assert set(map(len, lines[1:-2])) == {60}
     shares = [float(line.split()[-1].rstrip("%")) for line in lines if line.strip().endswith("%")]
     assert sum(shares) == pytest.approx(100, abs=0.2)
     assert any(f"{64 * 64 + 64 + 64 * 2 + 2:,}" in line for line in lines)  # of stage 1

@@ -101,7 +101,7 @@ def within_budget(
     model: str,
     log: CompileLog,
     tick: Callable[[str], object],
-) -> tuple[Executable, float]:
+) -> tuple[Executable, float, int]:
     """Finds the program with the fewest FLOPs that stays within a plan's budget, and logs it.
 
     Args:
@@ -115,7 +115,8 @@ def within_budget(
         tick: called with each attempt before it is compiled.
 
     Returns:
-        The program, and the FLOPs that it adds to a step, as a share of the step's.
+        The program, the FLOPs that it adds to a step, as a share of the step's, and the bytes of
+        the budget.
 
     Raises:
         OverBudgetError: if even the choice of least memory exceeds the budget.
@@ -147,7 +148,7 @@ def within_budget(
     extra = 0.0 if choices is None else choices.extra(number)
     text = "nothing is run again" if choices is None else choices.describe(number)
     announce(BudgetChoice(model, budget, peak, extra, text), log)
-    return compiled[number], extra
+    return compiled[number], extra, search.limit
 
 
 def attempt(peaks: Sequence[int], details: str) -> str:
@@ -167,6 +168,7 @@ class Search:
 
     Attributes:
         peaks: bytes of each choice that was compiled.
+        limit: bytes of the budget, once they are known.
     """
 
     def __init__(
@@ -186,6 +188,7 @@ class Search:
         """
         self._predicted, self._budget, self._measure = predicted, budget, measure
         self.peaks: dict[int, int] = {}
+        self.limit = 0
         self._ready: set[int] = set()  # choices that were compiled to run
 
     def run(self, arguments: int, temporary: Callable[[int], int]) -> int:
@@ -199,12 +202,14 @@ class Search:
             OverBudgetError: if no choice fits.
         """
         last, budget = len(self._predicted) - 1, self._budget
-        limit, fixed = 0 if isinstance(budget, float) else budget, arguments
+        limit = self.limit = 0 if isinstance(budget, float) else budget
+        fixed = arguments
         may_fit = budget == 1.0 if isinstance(budget, float) else budget > self._predicted[0]
         if isinstance(budget, float) or may_fit or last == 0:
             runs_plain = may_fit or last == 0
             self._try(0, is_trial=not runs_plain)
             limit = round(self.peaks[0] * budget) if isinstance(budget, float) else limit
+            self.limit = limit
             if self.peaks[0] <= limit:
                 return 0 if runs_plain else self._to_run(0, limit)
             fixed = self.peaks[0] - temporary(0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.compiled_loop.block_plans import BlockPlans
-from millrace.compiled_loop.calls import APPLY, Call, CallRules, ProgramName, slice_calls
+from millrace.compiled_loop.calls import Call, CallRules, ProgramName
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.compiling.executable import Executable
@@ -65,15 +65,8 @@ class LoopDryRun:
             rules = CallRules.of(
                 blocks.base, self._single_steps, execution.longest, execution.chunk
             )
-            begun = None
-            for block_slice in execution.slices:
-                blocks.enter(block_slice.block)
-                first = block_slice.start % rules.replicas
-                calls, begun = slice_calls(rules, blocks.forms, begun, first, block_slice.count)
-                for call in calls:
-                    self._compile(call, compiled)
-            if begun is not None:
-                self._compile(APPLY, compiled)
+            for call, _ in blocks.calls(execution.slices, rules, blocks.enter):
+                self._compile(call, compiled)
         finally:
             self._executables.forget()
         plan = blocks.of_block

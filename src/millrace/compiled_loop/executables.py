@@ -1,29 +1,43 @@
 """The executables of one mode of one model, compiled when first needed."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import keras
 
+from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
 from millrace.collector import fewer_collections
-from millrace.compiled_loop.budget import has_budget, is_trial, with_choice, within_budget
+from millrace.compiled_loop.budget import (
+    OverBudgetError,
+    has_budget,
+    is_trial,
+    with_choice,
+    within_budget,
+)
 from millrace.compiled_loop.calls import Call, ProgramName
-from millrace.compiled_loop.micro_batch import candidates, is_undecided, limit_of, most_that_fit
+from millrace.compiled_loop.micro_batch import (
+    candidates,
+    is_undecided,
+    limit_of,
+    most_that_fit,
+    without_budget,
+)
 from millrace.compiled_loop.programs import ProgramBuilder
-from millrace.compiling.executable import Executable, compile_program
+from millrace.compiling.executable import Executable, compile_program, compiled_of
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
-from millrace.compiling.progress import search
+from millrace.compiling.progress import log_line, search
 from millrace.explain.fingerprint import describe_model
 from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
-from millrace.plan import LoopForm, Mode, Plan
+from millrace.plan import BatchSpec, LoopForm, Mode, Plan
 from millrace.recomputation.boundaries import collected_boundaries
 from millrace.recomputation.choices import Choices, collected_choices
 from millrace.records.compilation import ProgramKey
@@ -84,10 +98,15 @@ class Executables:
         exports: Exports | None = None,
         blocks_ahead: int = 0,
         memory: int | None = None,
+        may_shorten: bool = True,
     ):
         self._model = model
         self._blocks_ahead = blocks_ahead  # that wait on the device while a program runs
         self._memory = memory  # bytes of a device that training may take
+        self._may_shorten = may_shorten  # blocks, whose length the user has not chosen
+        self.shortened: dict[BatchSpec, int] = {}  # steps of their blocks
+        # The first plan that has one, as the user gave it, and its bytes.
+        self._budget: tuple[Plan, int] | None = None
         self._log = log
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
@@ -161,7 +180,53 @@ class Executables:
                 return self._find(each, "run", rounds)
             return self._find(each, "accumulate", form.unroll)
 
+        if self._may_shorten and plan.capacity > plan.update_steps:  # before rows are divided
+            with self._log.trying(plans[0], self._model.name):
+                peak = requirement(compiled_of(find(without_budget(plans[0]))))
+            if peak > limit:
+                self._shorten(plan, plan.update_steps)
+                return plans[0]
         return most_that_fit(plans, limit, find, self._model.name, self._log)
+
+    def in_bytes(self, plan: Plan) -> Plan:
+        """Returns a plan with the bytes of the first plan's budget, if it is another one.
+
+        A share is of the memory of the first program: that of a smaller last batch, or of shorter
+        blocks, has weights of the same size.
+        """
+        if self._budget is None or plan.recompute is None or plan == self._budget[0]:
+            return plan
+        return replace(plan, recompute=replace(plan.recompute, budget=self._budget[1]))
+
+    def stays_within_budget(self, plan: Plan, calls: Iterable[Call]) -> bool:
+        """Whether the calls of a block keep to the budget; if not, its blocks get shorter.
+
+        Raises:
+            OverBudgetError: if they cannot be shorter, or the user chose their length.
+        """
+        if not has_budget(plan):
+            return True
+        try:
+            for call in calls:
+                self.of_call(plan, call)
+            return True
+        except OverBudgetError as error:
+            shorter = [n for n in (plan.update_steps, plan.replicas) if n < plan.capacity]
+            self._budget = first, nbytes = self._budget or (plan, error.nbytes)
+            if not self._may_shorten or not shorter:
+                given = None if first.recompute is None else first.recompute.budget
+                refusal = OverBudgetError(given, nbytes, error.least)
+                refusal.programs = error.programs
+                raise refusal from None
+            self._shorten(plan, shorter[0])
+            return False
+
+    def _shorten(self, plan: Plan, steps: int) -> None:
+        self.shortened[plan.batch] = steps
+        log_line(
+            f"training {self._model.name!r} takes {steps} of its batches to the device at a time: "
+            f"{plan.capacity} take too much memory"
+        )
 
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
@@ -233,7 +298,7 @@ class Executables:
             search(f"planning {self._model.name!r} for its recomputation budget") as tick,
         ):
             try:
-                executable, extra = within_budget(
+                executable, extra, nbytes = within_budget(
                     plan,
                     name,
                     self._choices_of(plan),
@@ -245,6 +310,7 @@ class Executables:
                 )
             finally:
                 self._forget_trials()
+        self._budget = self._budget or (plan, nbytes)
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable
 

@@ -83,7 +83,7 @@ def most_that_fit(
         if number not in peaks:
             plan = plans[number]
             tick(attempt([*peaks.values()], f"{plan.division.rows} rows at a time"))
-            peaks[number] = requirement(compiled_of(find(_plain(plan))))
+            peaks[number] = requirement(compiled_of(find(without_budget(plan))))
         return peaks[number] <= limit
 
     with (
@@ -93,7 +93,7 @@ def most_that_fit(
     ):
         number = first_that_fits([plan.division.rows for plan in plans], fits)
         if number is not None:
-            trial.chosen = _plain(plans[number])
+            trial.chosen = without_budget(plans[number])
     last = len(plans) - 1
     chosen = plans[last if number is None else number]
     peak, division = peaks[last if number is None else number], chosen.division
@@ -133,6 +133,6 @@ def first_that_fits(rows: Sequence[int], fits: Callable[[int], bool]) -> int | N
     return number
 
 
-def _plain(plan: Plan) -> Plan:
+def without_budget(plan: Plan) -> Plan:
     """Returns a plan that recomputes nothing by a budget."""
     return with_choice(plan, 0) if has_budget(plan) else plan

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace._compat.jax_memory import in_device_memory
 from millrace.compiled_loop.block_plans import BlockPlans
-from millrace.compiled_loop.calls import APPLY, Call, CallRules, slice_calls
+from millrace.compiled_loop.calls import Call, CallRules
 from millrace.compiled_loop.dry_run import LoopDryRun
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import (
@@ -144,20 +144,11 @@ class ScanRunner:
         return self._placement.leave(state), results
 
     def _run(self, state: State, execution: ExecutionSteps, results: list[CallResult]) -> State:
-        rules, begun = self._rules_of(execution), None
-        for block_slice in execution.slices:
-            if block_slice.block is not self._block:
-                self._enter(block_slice.block)
-            start, forms = block_slice.start, self._blocks.forms
-            first = start % self._replicas
-            calls, begun = slice_calls(rules, forms, begun, first, block_slice.count)
-            for call in calls:
-                run = self._calls[call.program]
-                state = run(call, start + call.start, state, results)
-                if self.halted is not None:
-                    return state
-        if begun is not None:  # the data ended within an update, which has fewer steps
-            state = self._apply(APPLY, 0, state, results)
+        rules = self._rules_of(execution)
+        for call, start in self._blocks.calls(execution.slices, rules, self._enter):
+            state = self._calls[call.program](call, start, state, results)
+            if self.halted is not None:
+                break
         return state
 
     def _rules_of(self, execution: ExecutionSteps) -> CallRules:
@@ -294,6 +285,8 @@ class ScanRunner:
 
     def _enter(self, block: Block) -> None:
         """Makes `block` the current one, and waits while too many are queued."""
+        if block is self._block:
+            return
         self._limit_pending()
         self._block = block
         self._batches = self._on_devices(block.batches)
@@ -356,4 +349,5 @@ class ScanRunner:
         self._executables.forget()
         self._placement.release()
         self._block = self._batches = self._last_result = None
+        self._blocks.release()
         self._first = self._newest = self._update = self.halted = None  # of one that has failed

@@ -94,7 +94,8 @@ def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
         choice = recompute.choice, recompute.is_trial
     parts = plan.division.parts if plan.chooses_rows else None
     objects = tuple(field.value for field in key.fields if field.name == MODEL_OBJECT)
-    return objects, key.program, unrolled, choice, parts
+    capacity = plan.capacity if plan.is_shortened else None
+    return objects, key.program, unrolled, choice, parts, capacity
 
 
 def lower(request: Request, log: CompileLog) -> Lowering:

@@ -78,6 +78,18 @@ class BlockSlice:
     count: int
 
 
+def part_of_block(block: Block, begin: int, steps: int) -> Block:
+    """Returns the block of `steps` steps from `begin` on; both are whole rounds of replicas."""
+
+    def part(leaf: Any) -> Any:
+        first, length = (n * len(leaf) // block.capacity for n in (begin, steps))
+        if isinstance(leaf, np.ndarray):
+            return leaf[first : first + length]
+        return jax.lax.dynamic_slice_in_dim(leaf, first, length)  # one program for all parts
+
+    return Block(jax.tree.map(part, block.batches), block.spec, steps, steps)
+
+
 def batch_spec(batch: object) -> BatchSpec:
     """Returns the spec that a batch has in JAX: 64-bit types become 32-bit ones.
 

@@ -1,6 +1,6 @@
 """Sources of blocks: batches stacked as they arrive, or rows gathered from resident arrays."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,7 @@ class BlockShape:
     replicas: int = 1  # a block holds whole rounds of them
     fixed: AbstractSet[BatchSpec] = frozenset()  # specs whose capacity grows for executions alone
     stays_on_host: bool = False  # until the tasks of a pipeline take batches
+    shortened: Mapping[BatchSpec, int] | None = None  # steps of blocks that a budget wants
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
@@ -46,6 +47,8 @@ class BlockShape:
         A larger capacity that has an executable already is used in part, so that shorter executions
         and smaller data sets need no other one.
         """
+        if self.shortened is not None and spec in self.shortened:
+            return self.shortened[spec]
         nbytes = max(1, spec.nbytes)
         most = max(1, self.max_bytes // nbytes)
         multiple = next((steps for steps in self.multiples if steps <= most), self.replicas)

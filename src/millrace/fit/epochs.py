@@ -373,7 +373,13 @@ class FeedEpochIterator(EpochIterator):
 
     def _block_source(self) -> Callable[[Callable[[], bool]], Iterator[Block]]:
         controller = self._controller
-        shape = controller.feeds.block_shape(controller.setup, self._mode, self.steps_per_execution)
+        function = controller.functions.compiled.get(self._mode)
+        shape = controller.feeds.block_shape(
+            controller.setup,
+            self._mode,
+            self.steps_per_execution,
+            shortened=None if function is None else function.shortened,
+        )
         resident = self._resident.arrays(self._reads_all)
         if resident is not None:
             # Drawn on the thread on which Keras would draw it, since it uses NumPy's generator.

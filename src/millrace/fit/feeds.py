@@ -1,5 +1,6 @@
 """The feeds of one model: the bounds of its blocks, and the epoch iterators that are open."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
@@ -29,7 +30,12 @@ class Feeds:
         self.is_built_ahead = False  # where fit would have drawn a batch to build the model
 
     def block_shape(
-        self, setup: Setup, mode: Mode, steps_per_execution: int, on_batch: bool = False
+        self,
+        setup: Setup,
+        mode: Mode,
+        steps_per_execution: int,
+        on_batch: bool = False,
+        shortened: Mapping[BatchSpec, int] | None = None,
     ) -> BlockShape:
         """Returns the bounds of blocks for one mode.
 
@@ -38,6 +44,7 @@ class Feeds:
             mode: blocks of the three modes run in different executables.
             steps_per_execution: after truncation to the epoch.
             on_batch: for `train_on_batch` and the like, whose one step is not padded.
+            shortened: steps of blocks that a budget makes shorter; it grows while a loop runs.
         """
         return BlockShape(
             max_bytes=setup.options.feed.max_block_bytes,
@@ -47,6 +54,7 @@ class Feeds:
             replicas=setup.replicas,
             fixed=self._fixed.get((mode, on_batch), frozenset()),
             stays_on_host=setup.destination.stays_on_host,
+            shortened=shortened,
         )
 
     def forget_capacities(self) -> None:

@@ -1,7 +1,7 @@
 """The function that Keras's loop calls: `logs, state = function(state, execution)`."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,12 @@ from millrace.fit.data_position import DataPosition
 from millrace.fit.execution import Execution, check_iterator
 from millrace.fit.execution_records import ExecutionRecords
 from millrace.fit.loop_functions import LastExecution, out_of_memory
-from millrace.fit.multi_process import raise_failure_of_others
+from millrace.fit.multi_process import agree_on_stages, raise_failure_of_others
 from millrace.fit.offloading import log_not_offloaded
 from millrace.fit.stages import make_pipeline_runner, marks_of, with_default_schedule
-from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
+from millrace.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
+from millrace.pipelines.assignment.calls import find_calls
+from millrace.pipelines.programs.equation_stages import Marks
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
 from millrace.pytrees import ArrayTree
@@ -71,7 +73,10 @@ class LoopFunction:
             log_not_offloaded(
                 setup.options.offload, self._accumulation, is_pipelined, setup.devices, is_new
             )
-        self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
+        self._assignment = assignment
+        by_list = assignment is not None and (assignment.is_open or assignment.stages is not None)
+        self._calls = find_calls(controller.model) if by_list else ()
+        self._has_begun = False
         self._log = controller.totals.compile_log
         exports = controller.totals.exports
         self._executables = Executables(
@@ -81,6 +86,7 @@ class LoopFunction:
             exports,
             setup.options.feed.prefetch_depth,
             controller.totals.memory,
+            setup.options.feed.max_block_bytes == Feed().max_block_bytes,
         )
         self._name = f"{mode.value} of {controller.model.name!r}"
         self._position = DataPosition(mode)
@@ -218,16 +224,45 @@ class LoopFunction:
         for block_slice in slices:
             block, start, count = block_slice.block, block_slice.start, block_slice.count
             self.last.batch = block.spec
+            if not self._has_begun:
+                self.begin(block.spec)
             if looks_for_non_finite() and not self._controller.setup.spans_processes:
                 self.last.spans.append((block, start, count))
             self._position.run(count, block.spec)
             yield block_slice
             self._position.add(count)
 
+    def begin(self, batch: BatchSpec) -> None:
+        """Before the first batch: decides the stages of `"auto"`, if nothing has.
+
+        Training decides them for the model, whose other functions are then made anew.
+        """
+        setup, trains = self._controller.setup, self.mode is Mode.TRAIN
+        if self._assignment is not None and self._assignment.is_open:
+            self._assignment = setup.stages.decide(batch, self._calls)
+            agree_on_stages(setup, self._assignment, batch)
+            if trains:
+                setup.stages.put(self._assignment)
+                self._controller.functions.compiled = {Mode.TRAIN: self}
+        if trains:
+            setup.stages.trained = batch
+        self._has_begun = True
+
+    def _marks(self, batch: BatchSpec) -> Marks:
+        assignment = self._assignment
+        if assignment is None or assignment.is_open:  # a dry run, which decides nothing
+            assignment = self._assignment = self._controller.setup.stages.decide(batch, self._calls)
+        return marks_of(self._calls, assignment)
+
     @property
     def offloads(self) -> bool:
         """Whether some values are kept in host memory."""
         return self._offload != NO_OFFLOAD
+
+    @property
+    def shortened(self) -> Mapping[BatchSpec, int]:
+        """Steps of blocks that a budget makes shorter than their options."""
+        return self._executables.shortened
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of the state in the form that variables of the model hold."""
@@ -271,13 +306,15 @@ class LoopFunction:
             taps=taps,
             tapped=bool(taps) or self._optimizer_taps,
         )
-        if self._pipeline is not None:
+        if self._assignment is not None:
             pipelining = options.pipelining
             if controller.totals.memory is None:
                 pipelining = with_default_schedule(pipelining, plan, setup.groups)
             return make_pipeline_runner(
                 controller.model,
-                *self._pipeline,
+                self._calls,
+                self._marks,
+                self._assignment.num_stages,
                 pipelining,
                 plan,
                 setup.groups,

@@ -1,6 +1,6 @@
 """The functions of one model that Keras's loops call, with their executables."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +56,11 @@ class KeptFunction(Protocol):
     @property
     def offloads(self) -> bool:
         """Whether some values are kept in host memory."""
+        ...
+
+    @property
+    def shortened(self) -> Mapping[BatchSpec, int]:
+        """Steps of blocks that a budget makes shorter than their options."""
         ...
 
     def runner(self) -> Runner:

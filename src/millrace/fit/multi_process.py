@@ -23,7 +23,8 @@ from millrace._compat.keras_steps import stored_value
 from millrace.errors import ProcessError
 from millrace.fit.setup import Setup
 from millrace.options import Options
-from millrace.plan import Mode
+from millrace.pipelines.assignment.assignment import Assignment
+from millrace.plan import BatchSpec, Mode
 from millrace.processes.agreement import (
     check_same,
     facts_of_all,
@@ -59,7 +60,9 @@ class Agreement:
             "call": f"{mode.value} of {model.name!r}",
             "devices": ", ".join(map(str, setup.devices)),
             "model": _layers(model),
-            "stages": "none" if assignment is None else str(assignment.stages),
+            "stages": "none"
+            if assignment is None
+            else f"{assignment.num_stages}: {assignment.stages}",
             "options": _options(setup.options),
             "compile": _compilation(model),
         }
@@ -124,6 +127,13 @@ def agree_on_order(setup: Setup, order: np.ndarray) -> None:
     """Compares the order of the rows of an epoch."""
     if setup.spans_processes:
         check_same({"data order": f"{len(order)} rows, {_checksum([order])}"}, AGREEMENT_SECONDS)
+
+
+def agree_on_stages(setup: Setup, assignment: Assignment, batch: BatchSpec) -> None:
+    """Compares the stages that the first batch has decided."""
+    if setup.spans_processes:
+        fact = f"{assignment.stages}, balanced for {batch}"
+        check_same({"stages": fact}, AGREEMENT_SECONDS)
 
 
 def raise_failure_of_others(error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """The stages of a pipelined model, their devices, and the runner of its loops."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,13 @@ from millrace.options import NO_OFFLOAD, Pipelining
 from millrace.options.default_devices import V_SHAPED, is_v_shaped, v_devices
 from millrace.pipelines.assignment.assignment import (
     Assignment,
+    assign,
     check_unchanged,
     default_assignment,
     get_assignment,
     set_assignment,
 )
+from millrace.pipelines.assignment.balance import balanced, declared_batch, open_assignment
 from millrace.pipelines.assignment.calls import LayerCall, find_calls, leaves
 from millrace.pipelines.assignment.marks import stages_were_entered
 from millrace.pipelines.programs.equation_stages import Marks
@@ -30,7 +32,7 @@ from millrace.pipelines.programs.executables import StageExecutables
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.pipelines.runtime.shapes import CompiledStages, Shapes
 from millrace.pipelines.runtime.stage_programs import Orders
-from millrace.plan import Mode, Plan
+from millrace.plan import BatchSpec, Mode, Plan
 from millrace.schedules.table import make_schedule, name_of
 from millrace.schedules.task import Schedule
 from millrace.schedules.v_shape import groups_of_v
@@ -49,6 +51,7 @@ class StageAssignment:
         self._set: Assignment | None = None
         self._set_for: object = None  # the layers that it was set for
         self._by_scopes = True  # until a method sets or resets the stages
+        self.trained: BatchSpec | None = None  # first batch of the newest training
         self._scoped: Assignment | None = None
         self._scoped_for: object = None
         self._unreadable: ModelError | None = None
@@ -61,7 +64,7 @@ class StageAssignment:
             OptionError: if scopes give a stage to some calls only.
         """
         if self._set is not None:
-            if self._set_for != self._layers():
+            if self._set_for != self._layers() and not self._set.is_open:
                 check_unchanged(self._set, self._model)
             return self._set
         # A subclassed model that is not built has no calls yet.
@@ -91,6 +94,57 @@ class StageAssignment:
     def put(self, assignment: Assignment) -> None:
         """Puts a checked assignment in force."""
         self._set, self._set_for, self._by_scopes = assignment, self._layers(), False
+
+    def balance(self, num_stages: int, batch: BatchSpec | None = None) -> None:
+        """Balances so many stages for the shapes of a batch.
+
+        Without one, for those that the model's inputs declare; where they leave lengths open, the
+        first batch of `fit` decides.
+
+        Raises:
+            OptionError: if there are fewer layer calls than stages.
+            ModelError: if layers of the model cannot be compiled, or it is not built.
+        """
+        assignment, given = open_assignment(self._model, num_stages), batch
+        batch = batch or declared_batch(self._model)
+        self.put(balanced(self._model, num_stages, batch) if batch else assignment)
+        self.trained = given or self.trained
+
+    def decide(self, batch: BatchSpec, calls: Sequence[LayerCall] | None = None) -> Assignment:
+        """Returns the stages of a pipeline, for the shapes of a batch where none has decided yet.
+
+        Args:
+            batch: of one replica.
+            calls: of the model, for a running loop, in which those of a subclassed one are unknown.
+        """
+        assignment = self.assignment()
+        assert assignment is not None  # noqa: S101 - asked by functions of pipelines only
+        if not assignment.is_open:
+            return assignment
+        return balanced(self._model, assignment.num_stages, batch, calls)
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The stage of each leaf call, for a checkpoint; None without any."""
+        return None if self._set is None or self._set.stages is None else list(self._set.stages)
+
+    def resume(self, numbers: list[int] | None) -> None:
+        """Takes up the stages of a checkpoint where a batch would decide them, which may differ."""
+        if self._set is None or not self._set.is_open or not numbers:
+            return
+        calls = find_calls(self._model)
+        if (len(leaves(calls)), self._set.num_stages) == (len(numbers), max(numbers) + 1):
+            self.put(assign(calls, numbers))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch is still to decide the stages of `"auto"`."""
+        return self._set is not None and self._set.is_open
+
+    @property
+    def batch(self) -> BatchSpec | None:
+        """The batch for which FLOPs are counted; None if it is unknown before `fit`."""
+        return self.trained or declared_batch(self._model)
 
     def reset(self) -> None:
         """Makes the model one that is not a pipeline, whatever its scopes say."""
@@ -193,14 +247,10 @@ def check_pipeline(
     _schedule(pipelining, stages, pipelining.steps * pipelining.batch_serialization)
 
 
-def marks_of(model: keras.Model, assignment: Assignment) -> tuple[tuple[LayerCall, ...], Marks]:
-    """Returns the layer calls to mark, and the meaning of their marks.
-
-    A subclassed model is run for it, so its variables must have their values.
-    """
-    calls = () if assignment.stages is None else find_calls(model)
+def marks_of(calls: Sequence[LayerCall], assignment: Assignment) -> Marks:
+    """Returns the meaning of the marks of layer calls."""
     names = [leaf.label for leaf in leaves(calls)]
-    return calls, Marks(assignment.stages, assignment.num_stages, names)
+    return Marks(assignment.stages, assignment.num_stages, names)
 
 
 def with_default_schedule(
@@ -223,7 +273,8 @@ def with_default_schedule(
 def make_pipeline_runner(
     model: keras.Model,
     calls: Sequence[LayerCall],
-    marks: Marks,
+    marks_for: Callable[[BatchSpec], Marks],
+    num_stages: int,
     pipelining: Pipelining,
     plan: Plan,
     groups: Sequence[DeviceGroup],
@@ -233,9 +284,9 @@ def make_pipeline_runner(
     tap_sink: TapSink,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
-    executables = StageExecutables(model, calls, marks, log, pipelining, identity, exports)
-    numbers = pipelining.devices_of(marks.num_stages)
-    schedule = functools.partial(_schedule, pipelining, marks.num_stages)
+    executables = StageExecutables(model, calls, marks_for, log, pipelining, identity, exports)
+    numbers = pipelining.devices_of(num_stages)
+    schedule = functools.partial(_schedule, pipelining, num_stages)
     of_stages = [groups[number] for number in numbers]
     compiled = CompiledStages(
         executables, of_stages, Orders(schedule, of_stages, name_of(pipelining.schedule_in_force))

@@ -248,7 +248,8 @@ def _more_stages(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder
     shares, replicas = setup.options.accumulation.synchronized_statistics, setup.replicas
     if shares or replicas == 1 or has_own_step(setup.model, Mode.TRAIN):
         return []
-    if own is not None and (own.stages is None or setup.options.pipelining.device_mapping):
+    is_entered = own is not None and own.stages is None and not own.is_open
+    if is_entered or (own is not None and setup.options.pipelining.device_mapping):
         return []  # stages that call() enters, or that have devices of their own
     candidates: list[Candidate] = []
     for factor in range(2, replicas + 1):
@@ -257,7 +258,7 @@ def _more_stages(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder
             continue
         stages, steps = StageAssignment(setup.model), accumulation.steps * factor
         try:
-            stages.put(balanced(setup.model, "auto", number))
+            stages.put(balanced(setup.model, number, batches.spec))
             candidates.append(_pipeline(setup, batches, stages, number, steps))
         except MillraceError:  # fewer layer calls than stages, or not as many as a schedule needs
             break

@@ -89,9 +89,11 @@ def memory_report(
     spec = training_batch(controller, batch_spec, "memory_report()", steps_per_epoch)
     model.make_train_function()
     batches = batches_of_steps(controller.setup, Mode.TRAIN, spec, steps_per_epoch)
-    runner = controller.functions.compiled[Mode.TRAIN].runner()
+    function = controller.functions.compiled[Mode.TRAIN]
+    if controller.setup.stages.is_open:  # which the report does not decide
+        function = LoopFunction(controller, Mode.TRAIN)
     try:
-        before = measure(controller, runner, batches)
+        before = measure(controller, function.runner(), batches)
     except OverBudgetError as error:
         with search(_LOOKING) as tick:
             explanation = explained_refusal(error, controller, batches, _needs, tick)

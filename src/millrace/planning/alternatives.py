@@ -19,7 +19,7 @@ from millrace.fit.setup import Setup
 from millrace.fit.stages import StageAssignment
 from millrace.pipelines.assignment.assignment import Assignment, to_json
 from millrace.pipelines.assignment.balance import balanced
-from millrace.plan import Mode
+from millrace.plan import BatchSpec, Mode
 from millrace.records.training_plan import StageOfCall, UpdatePlan
 
 MOST_SIZES = 5  # of micro-batches that are compared for one pipeline and schedule
@@ -106,6 +106,7 @@ def layouts(
     """
     number, model = len(setup.devices), setup.model
     own = setup.stages.assignment()
+    own = None if setup.stages.is_open else own
     if own is None or own.stages is not None:  # scopes in `call` cannot be left out
         one_piece = StageAssignment(model)
         one_piece.reset()
@@ -142,13 +143,13 @@ def of_assignment(
     return PlannedLayout(replicas, groups, assignment, stages, cut, is_balanced)
 
 
-def auto_cut(setup: Setup, replicas: int, groups: int, stages: int) -> Assignment:
-    """Returns the cut that balances counted FLOPs.
+def auto_cut(batch: BatchSpec) -> Cut:
+    """Returns a function that balances the FLOPs of a batch."""
 
-    Raises:
-        MillraceError: if the model cannot be cut into so many stages.
-    """
-    return balanced(setup.model, "auto", stages)
+    def cut(setup: Setup, replicas: int, groups: int, stages: int) -> Assignment:
+        return balanced(setup.model, stages, batch)
+
+    return cut
 
 
 def base(layout: PlannedLayout, rows: int, updates: int) -> UpdatePlan:

@@ -42,9 +42,9 @@ class MeasuredCut:
             MillraceError: if the model cannot be cut into them.
         """
         model = setup.model
-        assignment = best = balanced(model, "auto", stages)
+        assignment = best = balanced(model, stages, self.spec)
         calls = find_calls(model)
-        costs, longest = call_flops(model, calls), float("inf")
+        costs, longest = call_flops(model, calls, self.spec), float("inf")
         for _ in range(ROUNDS):
             of_calls = assignment.stages or ()
             seconds = self._measured(setup, replicas, groups, assignment)

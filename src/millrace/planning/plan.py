@@ -71,7 +71,7 @@ def search_plan(
     except PlanError:  # stages that do not fit the devices, which the plan may replace
         updates = 1
     with search(f"planning {model.name!r}") as tick:
-        cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut
+        cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut(spec)
         rates = rates_of(setup.devices[0].platform)
         trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
         alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
@@ -122,8 +122,8 @@ def _nothing_fits(plan: PlanRecord) -> str:
     least = min(plan.alternatives, key=lambda each: each.peak)
     code = "; ".join(least.code.splitlines())
     return (
-        f"No way to train {plan.model!r} on updates of {plan.batch} fits into "
-        f"{bytes_text(plan.memory)} ({plan.memory:,} bytes). Of {plan.compilations} trainings that "
-        f"were compiled, the smallest takes {least.peak:,} bytes: {code}. Set "
+        f"No training of {plan.model!r} that was compiled for updates of {plan.batch} fits into "
+        f"{bytes_text(plan.memory)} ({plan.memory:,} bytes). Of these {plan.compilations}, "
+        f"the smallest takes {least.peak:,} bytes: {code}. Set "
         f"memory={least.peak} or more, use fewer rows, or more devices.\n{plan}"
     )

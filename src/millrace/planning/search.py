@@ -227,7 +227,7 @@ class PlanSearch:
 def _no_layout(setup: Setup, rows: int) -> str:
     """Returns the message about devices that no layout can use."""
     name, devices, own = setup.model.name, len(setup.devices), setup.stages.assignment()
-    if own is not None and own.stages is None:
+    if own is not None and own.stages is None and not own.is_open:
         return (
             f"The call() of {name!r} enters {own.num_stages} pipeline stages, and the strategy has "
             f"{devices} devices, which cannot be shared out to replicas of so many stages with "

@@ -250,6 +250,7 @@ class DescribedFunction(LoopFunction):
         check_cache()
         described = isinstance(iterator, DescribedExecution)
         steps = iterator.describe() if described else self._on_batch(iterator)
+        self.begin(batch_spec(steps.batch))
         # The runner of now: callbacks end what they watch before anything is compiled.
         call = _Call(self.runner(), steps)
         result = self._zeros(state, steps)

@@ -160,6 +160,9 @@ def precompile(
         batches[mode] = batches_of_steps(controller.setup, mode, spec_of(batch), steps_per_epoch)
         steps_of_execution(controller.setup, mode, batches[mode])  # refuses what no loop could run
     _build(controller, whole)
+    stages = controller.setup.stages
+    if Mode.TRAIN in batches and stages.is_open:
+        stages.put(stages.decide(batches[Mode.TRAIN].spec))
     for mode in batches:
         getattr(controller.model, f"make_{mode.value}_function")()
 

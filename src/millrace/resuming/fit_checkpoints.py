@@ -171,6 +171,7 @@ class FitCheckpoints:
             return
         check_continues(saved, self._controller, self._data)
         note_options(saved.others["options"], self._update_options)
+        self._controller.setup.stages.resume(saved.others.get("stages"))
         self._assigned = put_values(model, saved.model)
         for kind in self._callbacks.set(saved.others["callbacks"]):
             logger.warning("The state of callback %s begins anew: it is new, or gone.", kind)
@@ -464,6 +465,7 @@ class FitCheckpoints:
             "ended": self._ended,
             "validated": validated,
             "stopped": is_stopped,
+            "stages": self._controller.setup.stages.numbers,
         }
         snapshot = Snapshot(
             step=self._step,

@@ -27,6 +27,7 @@ def check_fit_values(manifest: Manifest, model: Any, others: Any) -> None:
         if name not in others:
             raise ValueError(f"{name} is missing")
         _check(name, others[name], is_right)
+    _check("stages", others.get("stages"), _or_none(_list_of(_is_count)))  # of newer files
     position = others["position"]
     for name in ("epoch_step", "pass_step"):  # as many batches are drawn again
         _check(f"{name} of the position", position[name], lambda n: n <= manifest.step)

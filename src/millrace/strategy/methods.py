@@ -3,16 +3,23 @@
 from collections.abc import Callable
 
 from millrace.errors import OptionError
+from millrace.feeds.block import batch_spec as spec_of
 from millrace.fit.controller import Controller
 from millrace.options import whole_number
+from millrace.options.table import AUTO
 from millrace.pipelines.assignment.assignment import AnyAssignment
-from millrace.pipelines.assignment.balance import balanced, stage_summary
+from millrace.pipelines.assignment.balance import stage_summary
+from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
 from millrace.precompile.precompile import precompile
 from millrace.strategy.setters import SETTERS
 
 
 def set_pipeline_stage_assignment(
-    controller: Controller, assignment: object, *, num_stages: int | None = None
+    controller: Controller,
+    assignment: object,
+    *,
+    num_stages: int | None = None,
+    batch_spec: "BatchDescription | None" = None,
 ) -> None:
     """Chooses the stage of each layer call.
 
@@ -20,19 +27,34 @@ def set_pipeline_stage_assignment(
         controller: of the model whose method this becomes.
         assignment: for a Sequential a list of whole numbers, one for each layer; for any model
             the list of `get_pipeline_stage_assignment`, with stages set. `"auto"` balances the
-            FLOPs of the calls over `num_stages`.
+            FLOPs of the calls over `num_stages`: at once where `keras.Input` declares all lengths
+            but the rows, otherwise for the first batch of `fit`.
         num_stages: of `"auto"`.
+        batch_spec: of `"auto"`: a batch for which it balances the FLOPs at once, as of
+            `precompile`.
 
     Raises:
         OptionError: if the list does not fit the model, has gaps, or flows backwards.
-        ModelError: if it is a subclassed model, or `"auto"`, and the model is not built.
+        ModelError: if the model is not built, and it is a subclassed model with a list, or
+            `batch_spec` is given.
     """
     if isinstance(assignment, str):
-        controller.setup.stages.put(balanced(controller.model, assignment, num_stages))
-    elif num_stages is not None:
+        if assignment.lower() != AUTO:
+            raise OptionError(
+                f"The assignment is a list of stages or 'auto'. Received: {assignment!r}. Set "
+                "set_pipeline_stage_assignment('auto', num_stages=2)."
+            )
+        if num_stages is None:
+            raise OptionError(
+                "set_pipeline_stage_assignment('auto') needs the number of stages. Set "
+                "num_stages=2 or more: as many as there are devices."
+            )
+        batch = None if batch_spec is None else spec_of(batch_of_zeros(batch_spec))
+        controller.setup.stages.balance(num_stages, batch)
+    elif num_stages is not None or batch_spec is not None:
         raise OptionError(
-            f"num_stages={num_stages} goes with the assignment 'auto'. A list has its own number "
-            "of stages: leave num_stages out."
+            "num_stages and batch_spec go with the assignment 'auto'. A list has its own number "
+            f"of stages: leave them out. Received: num_stages={num_stages}."
         )
     else:
         controller.setup.stages.set(assignment)
@@ -63,6 +85,8 @@ def print_pipeline_stage_assignment_summary(
 ) -> None:
     """Prints the stage of each layer call, and the parameters and FLOPs of each stage.
 
+    What the first batch of `fit` will decide is shown as "at fit".
+
     Args:
         controller: of the model whose method this becomes.
         line_length: characters of a line.
@@ -78,7 +102,8 @@ def print_pipeline_stage_assignment_summary(
             f"print_fn must be a function of one line. Received: {print_fn!r}. Set print_fn=print, "
             "or leave it out."
         )
-    for line in stage_summary(controller.model, controller.setup.stages.assignment(), line_length):
+    stages = controller.setup.stages
+    for line in stage_summary(controller.model, stages.assignment(), stages.batch, line_length):
         (print_fn or print)(line)
 
 

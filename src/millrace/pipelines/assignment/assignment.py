@@ -10,7 +10,7 @@ The objects in the list are the user's to change. `Assignment` is frozen, checke
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import keras
 
@@ -114,6 +114,7 @@ class Assignment:
     labels: tuple[str, ...]  # of the leaves, to notice changes of the model
     stages: tuple[int, ...] | None  # None: the scopes in the model's `call` give them in each trace
     num_stages: int
+    is_open: bool = False  # "auto", before a batch has decided the stages: there are none
 
 
 def get_assignment(model: keras.Model, current: Assignment | None) -> list[AnyAssignment]:
@@ -125,8 +126,8 @@ def get_assignment(model: keras.Model, current: Assignment | None) -> list[AnyAs
             stages, the objects of a subclassed model start with the scopes in its `call`.
     """
     calls = find_calls(model)
-    if current is not None and current.stages is not None:
-        return make_list(calls, iter(current.stages))
+    if current is not None and (current.stages is not None or current.is_open):
+        return make_list(calls, iter(current.stages or ()))
     return make_list(calls, iter(scoped_stages(calls) if has_own_call(model) else ()))
 
 
@@ -239,6 +240,7 @@ class AssignmentJson(TypedDict):
 
     num_stages: int
     calls: list[list[Any]] | None  # name path, node index and stage of each leaf
+    is_open: NotRequired[bool]
 
 
 def to_json(assignment: Assignment, model: keras.Model) -> AssignmentJson:
@@ -247,8 +249,10 @@ def to_json(assignment: Assignment, model: keras.Model) -> AssignmentJson:
     Raises:
         PlanError: if layers were added or removed since it was set.
     """
-    check_unchanged(assignment, model)
     data: AssignmentJson = {"num_stages": assignment.num_stages, "calls": None}
+    if assignment.is_open:
+        return {**data, "is_open": True}
+    check_unchanged(assignment, model)
     if assignment.stages is not None:
         names = _names(find_calls(model))
         stages = zip(names, assignment.stages, strict=True)
@@ -263,8 +267,10 @@ def from_json(data: AssignmentJson, model: keras.Model) -> Assignment:
         OptionError: if the loaded model makes other calls than the saved one.
         ModelError: if it is a subclassed model that is not built.
     """
-    calls = find_calls(model)
     data = _checked(data, model)
+    if data.get("is_open"):
+        return Assignment((), None, data["num_stages"], is_open=True)
+    calls = find_calls(model)
     if data["calls"] is None:
         return Assignment(_labels(calls), None, data["num_stages"])
     stages = {(name, index): stage for name, index, stage in data["calls"]}
@@ -294,7 +300,8 @@ def _checked(data: object, model: keras.Model) -> AssignmentJson:
             f"The pipeline stages that were saved with '{model.name}' are damaged. Save the model "
             "again, or remove them from its file and call set_pipeline_stage_assignment()."
         )
-    return cast(AssignmentJson, {"num_stages": number, "calls": calls})
+    is_open = values.get("is_open") is True
+    return cast(AssignmentJson, {"num_stages": number, "calls": calls, "is_open": is_open})
 
 
 def _is_saved_call(call: object) -> bool:

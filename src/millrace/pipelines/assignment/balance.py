@@ -24,8 +24,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace._compat.jaxpr import trace
+from millrace._compat.keras_graph import graph_of, has_own_call, input_structure, takes_training
 from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import ModelError, OptionError
+from millrace.feeds.block import batch_spec
 from millrace.pipelines.assignment.assignment import Assignment, assign, scoped_stages
 from millrace.pipelines.assignment.calls import (
     LayerCall,
@@ -34,34 +36,55 @@ from millrace.pipelines.assignment.calls import (
     leaves,
     marked_calls,
 )
-from millrace.pipelines.assignment.observed_calls import Arguments, built_arguments
 from millrace.pipelines.assignment.shared_state import edges_of_groups, groups_by_state
 from millrace.pipelines.assignment.summary import StageCost, summary_lines
-from millrace.pytrees import ArrayTree, Spec
+from millrace.plan import BatchSpec
+from millrace.pytrees import ArrayTree, Spec, SpecTree
 from millrace.recomputation.costs import flops_of_calls, shares
 
-ROWS = 32  # of the batch for which costs are counted; also the length of any other `None` axis
+ROWS = 32  # of a batch whose other lengths the model's inputs declare
 NAMES = 4  # of layers that an error lists
 
 
-def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignment:
-    """Returns the assignment that balances the FLOPs of forward and backward over the stages.
+def open_assignment(model: keras.Model, num_stages: int) -> Assignment:
+    """Returns an assignment to so many stages, which a batch is still to decide.
 
     Raises:
-        OptionError: if the word is not "auto", or the number of stages is missing or too large:
-            calls that change the same state are on one stage.
+        OptionError: if the number of stages is too large: calls that change the same state are on
+            one stage. A subclassed model that is not built has no calls yet.
+        ModelError: if the model has layers that cannot be compiled.
+    """
+    _check_compiled(model)
+    if model.built or not has_own_call(model):
+        calls = find_calls(model)
+        balanced_by(model, calls, [1.0] * len(leaves(calls)), num_stages)
+    return Assignment((), None, num_stages, is_open=True)
+
+
+def balanced(
+    model: keras.Model,
+    num_stages: int,
+    batch: BatchSpec,
+    calls: Sequence[LayerCall] | None = None,
+) -> Assignment:
+    """Returns the assignment that balances the FLOPs of forward and backward over the stages.
+
+    Args:
+        model: a built model.
+        num_stages: number of stages.
+        batch: for whose shapes FLOPs are counted; of x alone, or of x, y and sample weights.
+        calls: of the model, if they are known.
+
+    Raises:
+        OptionError: if the number of stages is too large.
         ModelError: if the model is not built, or has layers that cannot be compiled.
     """
-    if word.lower() != "auto":
-        raise OptionError(
-            f"The assignment is a list of stages or 'auto'. Received: {word!r}. Set "
-            "set_pipeline_stage_assignment('auto', num_stages=2)."
-        )
-    if num_stages is None:
-        raise OptionError(
-            "set_pipeline_stage_assignment('auto') needs the number of stages. Set num_stages=2 or "
-            "more: as many as there are devices."
-        )
+    _check_compiled(model)
+    calls = find_calls(model) if calls is None else calls
+    return balanced_by(model, calls, call_flops(model, calls, batch), num_stages)
+
+
+def _check_compiled(model: keras.Model) -> None:
     uncompiled = layers_without_jit(model)
     if uncompiled:
         raise ModelError(
@@ -70,8 +93,27 @@ def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignmen
             "into the data set, or run it in one piece on one device: Strategy(devices=1), "
             "without pipeline stages."
         )
-    calls = find_calls(model)
-    return balanced_by(model, calls, call_flops(model, calls), num_stages)
+
+
+def declared_batch(model: keras.Model) -> BatchSpec | None:
+    """Returns a batch of 32 rows as the inputs of a model declare it; None if lengths are open.
+
+    A Sequential without declared inputs has those of the first batch that it saw, rows included.
+    """
+    graph = None if has_own_call(model) else graph_of(model)
+    if graph is None or not all(_has_open_rows_only(each) for each in graph.inputs):
+        return None
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype),
+        input_structure(graph),
+        is_leaf=lambda x: isinstance(x, keras.KerasTensor),
+    )
+    return batch_spec((rows,))
+
+
+def _has_open_rows_only(tensor: keras.KerasTensor) -> bool:
+    shape, is_text = tuple(tensor.shape), tensor.dtype == "string"
+    return shape[:1] == (None,) and None not in shape[1:] and not is_text
 
 
 def balanced_by(
@@ -109,12 +151,22 @@ def _check_groups(
 
 
 def stage_summary(
-    model: keras.Model, assignment: Assignment | None, line_length: int | None
+    model: keras.Model,
+    assignment: Assignment | None,
+    batch: BatchSpec | None,
+    line_length: int | None,
 ) -> list[str]:
-    """Returns the lines of the summary, with the costs of the stages of a built model."""
-    calls = find_calls(model)
+    """Returns the lines of the summary, with the costs of the stages of a built model.
+
+    Args:
+        model: the model.
+        assignment: its stages; None if there are none.
+        batch: for which FLOPs are counted; None if it is unknown before `fit`.
+        line_length: in characters; None for the default.
+    """
+    calls, is_open = find_calls(model), assignment is not None and assignment.is_open
     stages: Sequence[int | None] | None = None
-    if assignment is not None:
+    if assignment is not None and not is_open:
         stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
     assigned = [stage for stage in stages or () if stage is not None]
     can_count = (
@@ -123,27 +175,40 @@ def stage_summary(
         and len(assigned) == len(leaves(calls))
         and not layers_without_jit(model)  # which may not be traced, either
     )
-    costs = _stage_costs(model, calls, assigned) if can_count else None
-    return summary_lines(model, calls, stages, line_length, costs)
+    costs, more = None, list[str]()
+    if can_count:
+        costs = _stage_costs(model, calls, assigned, batch)
+        if not has_own_call(model):  # whose flow of values shows only in a trace
+            more += _crossing_lines(calls, assigned)
+        if batch is not None:
+            more.append(f"FLOPs: forward and backward of a batch {batch_spec(_inputs_of(batch))}")
+    return [*summary_lines(model, calls, stages, line_length, costs, is_open), *more]
 
 
-def call_flops(model: keras.Model, calls: Sequence[LayerCall]) -> list[float]:
-    """Returns the FLOPs of each leaf call for a batch of 32 rows, forward and backward.
+def _crossing_lines(calls: Sequence[LayerCall], stages: Sequence[int]) -> list[str]:
+    """Returns for each stage a line with the calls of earlier stages whose values it takes."""
+    flat, taken = leaves(calls), dict[int, dict[str, None]]()
+    for stage, producers in zip(stages, leaf_edges(calls), strict=True):
+        names = {flat[each].label: None for each in producers if stages[each] < stage}
+        taken.setdefault(stage, {}).update(names)
+    return [f"Stage {k} takes: {', '.join(taken[k])}" for k in sorted(taken) if taken[k]]
+
+
+def call_flops(model: keras.Model, calls: Sequence[LayerCall], batch: BatchSpec) -> list[float]:
+    """Returns the FLOPs of each leaf call for a batch, forward and backward.
 
     Raises:
         ModelError: if the model is not built.
     """
     if not model.built:
         raise ModelError(
-            f"The costs of the layers of {model.name!r} depend on the shapes of its data, and it "
-            "is not built. Begin it with keras.Input(shape), or call model.build(input_shape)."
+            f"The costs of the layers of {model.name!r} depend on the shapes of its weights, and "
+            "it is not built. Begin it with keras.Input(shape), or call model.build(input_shape)."
         )
-    args, kwargs = _arguments(model)
+    kwargs = {"training": True} if has_own_call(model) and takes_training(model) else {}
 
-    def loss(
-        trainable: list[jax.Array], non_trainable: list[jax.Array], args: Sequence[ArrayTree]
-    ) -> ArrayLike:
-        outputs = model.stateless_call(trainable, non_trainable, *args, **kwargs)[0]
+    def loss(trainable: list[jax.Array], non_trainable: list[jax.Array], x: ArrayTree) -> ArrayLike:
+        outputs = model.stateless_call(trainable, non_trainable, x, **kwargs)[0]
         leaves = [
             leaf for leaf in jax.tree.leaves(outputs) if jnp.issubdtype(leaf.dtype, jnp.inexact)
         ]
@@ -154,37 +219,32 @@ def call_flops(model: keras.Model, calls: Sequence[LayerCall]) -> list[float]:
             jax.value_and_grad(loss),
             _specs(model.trainable_variables),
             _specs(model.non_trainable_variables),
-            args,
+            _inputs_of(batch),
         )
     return flops_of_calls(graph, len(leaves(calls)))
 
 
-def _arguments(model: keras.Model) -> Arguments:
-    """Returns the specs of the model's arguments."""
-    args, kwargs = built_arguments(model)
-
-    def spec(tensor: keras.KerasTensor) -> Spec:
-        shape = tuple(ROWS if length is None else length for length in tensor.shape)
-        return jax.ShapeDtypeStruct(shape, tensor.dtype)
-
-    args = jax.tree.map(spec, args, is_leaf=lambda x: isinstance(x, keras.KerasTensor))
-    return args, kwargs
+def _inputs_of(batch: BatchSpec) -> SpecTree:
+    specs = map(jax.ShapeDtypeStruct, batch.shapes, batch.dtypes)
+    return keras.utils.unpack_x_y_sample_weight(jax.tree.unflatten(batch.treedef, specs))[0]
 
 
 def _stage_costs(
-    model: keras.Model, calls: Sequence[LayerCall], stages: Sequence[int]
+    model: keras.Model,
+    calls: Sequence[LayerCall],
+    stages: Sequence[int],
+    batch: BatchSpec | None,
 ) -> list[StageCost]:
-    flops = [0.0] * (max(stages) + 1)
-    parameters: list[dict[int, int]] = [{} for _ in flops]
-    for leaf, stage, cost in zip(leaves(calls), stages, call_flops(model, calls), strict=True):
-        flops[stage] += cost
+    parameters: list[dict[int, int]] = [{} for _ in range(max(stages) + 1)]
+    for leaf, stage in zip(leaves(calls), stages, strict=True):
         for variable in getattr(leaf.operation, "weights", []):
             # By identity: the weights of a layer that is called twice count once.
             parameters[stage][id(variable)] = math.prod(variable.shape)
-    return [
-        StageCost(sum(sizes.values()), cost, share)
-        for sizes, cost, share in zip(parameters, flops, shares(flops), strict=True)
-    ]
+    sizes = [sum(each.values()) for each in parameters]
+    if batch is None:
+        return [StageCost(size) for size in sizes]
+    flops = np.bincount(stages, weights=call_flops(model, calls, batch)).tolist()
+    return list(map(StageCost, sizes, flops, shares(flops)))
 
 
 def _specs(variables: Sequence[keras.Variable]) -> list[Spec]:

@@ -1,6 +1,5 @@
 """The calls of a subclassed model, observed while it runs on shapes alone."""
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +10,6 @@ import keras
 from millrace._compat.keras_calls import around_calls
 from millrace._compat.keras_graph import (
     are_layers_built,
-    graph_of,
-    has_own_call,
-    input_structure,
     run_symbolically,
     takes_training,
 )
@@ -80,24 +76,6 @@ def run_on_shapes(model: keras.Model, arguments: Arguments | None) -> list[Obser
         f"{errors[0]} Its calls cannot be found. Call the model on a batch of its data to see "
         "where it fails."
     ) from errors[0]
-
-
-def built_arguments(model: keras.Model) -> Arguments:
-    """Returns the arguments of a built model, as `keras.KerasTensor`s."""
-    graph = graph_of(model)
-    if graph is not None:
-        return (input_structure(graph),), {}
-    if has_own_call(model):
-        run_on_shapes(model, None)  # raises where it cannot be called
-    for args, kwargs in _guess_arguments(model):
-        if takes_training(model):
-            kwargs = {**kwargs, "training": True}
-        with contextlib.suppress(Exception):
-            run_symbolically(model, *args, **kwargs)
-            return args, kwargs
-    raise ModelError(
-        f"The shapes of the data of {model.name!r} are not known. Begin it with keras.Input(shape)."
-    )
 
 
 def _guess_arguments(model: keras.Model) -> list[Arguments]:

@@ -10,6 +10,7 @@ dense_1 (Dense)              1
 ============================================================
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ import keras
 from millrace.pipelines.assignment.calls import LayerCall
 
 _WIDTH, _SEQUENTIAL_WIDTH = 89, 60
+AT_FIT = "at fit"  # when what is unknown will be known
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,8 @@ class StageCost:
     """Parameters and FLOPs of one stage."""
 
     parameters: int
-    flops: float  # of one micro-batch, forward and backward
-    share: float  # of the cost of all stages, 0 to 1
+    flops: float | None = None  # of one batch, forward and backward; None: unknown before `fit`
+    share: float = 0.0  # of the FLOPs of all stages, 0 to 1
 
 
 def summary_lines(
@@ -35,6 +37,7 @@ def summary_lines(
     stages: Sequence[int | None] | None,
     line_length: int | None = None,
     costs: Sequence[StageCost] | None = None,
+    is_open: bool = False,
 ) -> list[str]:
     """Returns a table of the stages of all calls and, with `costs`, a table of their costs.
 
@@ -44,6 +47,7 @@ def summary_lines(
         stages: of each leaf, None for a leaf without a stage; None if no leaf has one.
         line_length: in characters; None: 60 for a Sequential and 89 for other models.
         costs: of each stage, by number; None: no second table.
+        is_open: whether the first batch of `fit` decides the stages.
     """
     is_sequential = isinstance(model, keras.Sequential)
     length = line_length or (_SEQUENTIAL_WIDTH if is_sequential else _WIDTH)
@@ -52,7 +56,8 @@ def summary_lines(
     else:
         ends = (int(length * 0.4), int(length * 0.8), length)
         header = ("Layer (type) (node index)", "Input Layers", "Pipeline Stage")
-    blocks = list(_blocks(calls, iter(stages or ()), ends))
+    shown = itertools.repeat(AT_FIT) if is_open else map(str, stages or ())
+    blocks = list(_blocks(calls, shown, ends))
     lines = [f'Model: "{model.name}"', *_frame(_row(header, ends), blocks, length)]
     if costs:
         lines += _cost_lines(costs, length)
@@ -60,7 +65,7 @@ def summary_lines(
 
 
 def _blocks(
-    calls: Iterable[LayerCall], stages: Iterator[int | None], ends: Sequence[int]
+    calls: Iterable[LayerCall], stages: Iterator[str], ends: Sequence[int]
 ) -> Iterator[list[str]]:
     """Yields the lines of each call: one for each input, or a nested model's title and rows."""
     for call in calls:
@@ -69,7 +74,7 @@ def _blocks(
             yield [f'Nested Model: "{call.operation.name}"', "-" * ends[-1], *inner]
             continue
         name = f"{call.operation.name} ({type(call.operation).__name__})"
-        stage = str(next(stages, None))
+        stage = next(stages, "None")
         if len(ends) == 2:
             yield [_row((name, stage), ends)]
             continue
@@ -83,10 +88,12 @@ def _blocks(
 def _cost_lines(costs: Sequence[StageCost], length: int) -> list[str]:
     ends = (int(length * 0.25), int(length * 0.5), int(length * 0.75), length)
     header = _row(("Pipeline Stage", "Parameters", "FLOPs", "Share"), ends)
-    rows = [
-        [_row((str(stage), f"{cost.parameters:,}", f"{cost.flops:.3g}", f"{cost.share:.1%}"), ends)]
-        for stage, cost in enumerate(costs)
-    ]
+    rows: list[list[str]] = []
+    for stage, cost in enumerate(costs):
+        counted = (AT_FIT, AT_FIT)
+        if cost.flops is not None:
+            counted = (f"{cost.flops:.3g}", f"{cost.share:.1%}")
+        rows.append([_row((str(stage), f"{cost.parameters:,}", *counted), ends)])
     return _frame(header, rows, length)
 
 

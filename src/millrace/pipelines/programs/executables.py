@@ -35,7 +35,7 @@ from millrace.pipelines.programs.imported_stages import (
 )
 from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
 from millrace.pipelines.programs.stages import DeviceLayouts, StageSource, trace_stages
-from millrace.plan import Mode, Plan
+from millrace.plan import BatchSpec, Mode, Plan
 from millrace.recomputation.boundaries import collected_boundaries
 from millrace.records.compilation import KeyField, ProgramKey
 from millrace.steps.offload import with_moves
@@ -71,7 +71,7 @@ class StageExecutables:
         self,
         model: keras.Model,
         calls: Sequence[LayerCall],
-        marks: Marks,
+        marks_for: Callable[[BatchSpec], Marks],
         log: CompileLog,
         pipelining: Pipelining,
         identity: ObjectNumbers = (),
@@ -79,7 +79,8 @@ class StageExecutables:
     ):
         self._model = model
         self._calls = calls
-        self._marks = marks
+        self._marks_for = marks_for  # may trace the model
+        self._marks: Marks | None = None  # for the first batch, and all after it
         self._log = log
         self._pipelining = pipelining
         self._identity = identity  # of model and strategy, for the keys of programs
@@ -87,7 +88,7 @@ class StageExecutables:
         # By plan: of the model before its step is traced, and of its state.
         self._descriptions: dict[Plan, tuple[Description, tuple[KeyField, ...]]] = {}
         self._builders: dict[Any, StageBuilder] = {}
-        self._layers_of = _layers_of(marks)
+        self._layers_of: dict[int, tuple[str, ...]] = {}
         self._has_warned = False  # about boundaries without effect
         self._executables: dict[ExecutableKey, Executable] = {}
 
@@ -115,14 +116,14 @@ class StageExecutables:
         )
 
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
-        self._describe(plan)
+        marks = self._marks_of(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
         with (
             tracing(self._model),
             fewer_collections(),
             collected_boundaries() as boundaries,
         ):
-            builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
+            builder = make_builder(self._model, plan, self._calls, marks, specs, groups)
         if not self._has_warned:
             self._has_warned = log_ignored_boundaries(plan, boundaries, self._model.name)
         return builder
@@ -258,7 +259,7 @@ class StageExecutables:
         group: DeviceGroup | None = None,
         compiler_options: CompilerOptions | None = None,
     ) -> ProgramKey:
-        marks, schedule = self._marks, self._pipelining.schedule_in_force
+        marks, schedule = self._marks_of(plan), self._pipelining.schedule_in_force
         stages = "as PipelineStage says" if marks.stages is None else str(tuple(marks.stages))
         description, state = self._describe(plan)
         return key_of(
@@ -276,6 +277,13 @@ class StageExecutables:
             description=description,
             state=state,
         )
+
+    def _marks_of(self, plan: Plan) -> Marks:
+        self._describe(plan)
+        if self._marks is None:
+            self._marks = self._marks_for(plan.batch)
+            self._layers_of = _layers_of(self._marks)
+        return self._marks
 
     def _describe(self, plan: Plan) -> tuple[Description, tuple[KeyField, ...]]:
         """Describes the model before its step is traced, which may change its description."""
