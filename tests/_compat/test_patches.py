@@ -114,6 +114,7 @@ ELSEWHERE = {
     patch_table.LAZY_TENSORFLOW: "below",
     patch_table.META_PATH: "below",
     patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
+    patch_table.APPLY: "tests/ipu/test_f37_f38_replicas.py",
     patch_table.OLD_ATTRIBUTES: "tests/porting/test_idioms_serve.py",
     patch_table.TENSOR_BOARD: "tests/porting/test_idioms_summary.py",
     patch_table.KERAS2_CALLS: "tests/porting/test_idioms_keras2.py",

@@ -168,6 +168,11 @@ APPLY_GRADIENTS = Patch(
     "apply_gradients",
     ("self", "grads_and_vars"),
 )
+APPLY = Patch(
+    "keras.optimizers.Optimizer.apply",
+    "adds up the gradients of the replicas of `IPUStrategy.run`",
+    While.IPU,
+)
 DATA_ADAPTER = Patch(
     "keras.src.trainers.data_adapters.get_data_adapter",
     "lets `fit` take the data sets of `millrace.tensorflow`",
