@@ -87,6 +87,7 @@ USES = {
     patch_table.PREDICT: lambda: run("predict"),
     patch_table.LAYER_CALL: call_graph,
     patch_table.STATELESS_CALL: call_graph,
+    patch_table.MODEL_OF_STEP: call_graph,
     patch_table.GRAPH_RUN: call_graph,
     patch_table.REMAT: rematerialize,
     patch_table.BATCH_MOMENTS: normalize,

@@ -75,6 +75,7 @@ _KERAS = (
         _moments="the statistics of a batch, which several replicas may share",
     ),
     *_in("keras:Layer", _flatten_layers="the layers inside a layer"),
+    *_in("keras:Layer", _seed_generators="the generators of a layer that draws without one"),
     *_in("keras:Layer", _call_has_training_arg="whether a `call` takes `training`"),
     *_in("keras:Layer.build", _is_default="tells Keras's `build` from the user's"),
     *_in(

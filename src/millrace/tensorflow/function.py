@@ -22,6 +22,7 @@ from millrace.errors import LoopError, OptionError
 from millrace.loops.function import CompiledFunction
 from millrace.loops.replication import current_launch
 from millrace.pytrees import ArrayTree
+from millrace.tensorflow.computed_losses import with_losses
 from millrace.tensorflow.conversion import runtime
 from millrace.tensorflow.conversion.convert import ELEMENTS, compiled_form, converted
 from millrace.tensorflow.conversion.runtime import with_static_numbers
@@ -161,7 +162,8 @@ class Function:
         with self._lock:
             if self._compiled is None:
                 form = compiled_form(self.python_function) if self._converts else None
-                self._compiled = CompiledFunction(form or _unconverted(self.python_function))
+                form = form or _unconverted(self.python_function)
+                self._compiled = CompiledFunction(with_losses(form))
             return self._compiled
 
 

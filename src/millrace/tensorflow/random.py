@@ -1,7 +1,8 @@
 """`tf.random`, by `keras.random`: the same seed gives other numbers than TensorFlow's.
 
-Without a seed, operations of a compiled function draw from one generator of the process. Its state
-is a variable, so each call of the function, and each iteration of a loop, has other numbers.
+Without a seed, operations of a compiled function draw from one generator of the process, and those
+in a layer of a model from one of the layer. Their states are variables, so each call of the
+function, each iteration of a loop and each step has other numbers.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
+from millrace._compat.keras_random import generator_of_layer, let_layers_draw
 from millrace._compat.keras_steps import current_scope
 from millrace.checkpoints.random_state import SHARED_SEEDS, SharedSeed
 from millrace.errors import OptionError
@@ -29,13 +31,13 @@ def set_seed(seed: int) -> None:
 
 
 def seed_or_generator(seed: int | None) -> Any:
-    """Returns what `keras.random` takes as a seed: without one, the generator of the process.
+    """Returns what `keras.random` takes as a seed: a generator, where functions are compiled.
 
-    Outside of compiled functions None stays None: Keras then draws from a generator of its own.
+    Outside of these and of layers None stays None: Keras then draws from a generator of its own.
     """
-    if seed is not None or context_of(current_scope()) is None:
-        return seed
-    return _made_generator()
+    if context_of(current_scope()) is None:
+        return generator_of_layer(seed) or seed
+    return _made_generator() if seed is None else seed
 
 
 def _made_generator() -> keras.random.SeedGenerator:
@@ -163,6 +165,7 @@ def _key(seed: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), first), second)
 
 
+let_layers_draw()
 normal, truncated_normal, uniform, shuffle = (
     op(f"random.{function.__name__}", function, keeps_names=True)
     for function in (normal, truncated_normal, uniform, shuffle)
