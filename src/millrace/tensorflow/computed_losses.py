@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 import keras
+from jax.core import Tracer
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
@@ -109,7 +110,7 @@ def gradients_of(
             variables = [v for v in (*touched.fixed, *touched.changed) if v.trainable]
         return list(zip(value_and_grad(loss, variables)[1], variables, strict=True))
     run = _run.get()
-    if run is None or not isinstance(loss, jax.core.Tracer):
+    if run is None or not isinstance(loss, Tracer):
         raise DTypeError(
             f"The gradients of a value are known only in a function that tf.function or a loop "
             f"compiles, and that computes the value itself. Received: {loss!r}. Set a function, "
