@@ -37,7 +37,7 @@ def make_global_seed_state() -> Any:
 _model = ScopedValue[keras.Layer | None](None)  # that a step calls, which is in no name scope
 
 
-def let_layers_draw() -> None:
+def note_models_of_steps() -> None:
     """Notes the model of each step, for `generator_of_layer`."""
 
     def wrapper(original: Callable[..., object]) -> Callable[..., object]:

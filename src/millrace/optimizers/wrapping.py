@@ -20,7 +20,7 @@ from millrace.threads.scoped_value import ScopedValue
 
 Gradient = jax.Array | None  # None for a variable that the loss does not depend on
 
-_is_exchanged = ScopedValue(False)  # whether an outer optimizer sees to the replicas' gradients
+_is_reduced = ScopedValue(False)  # whether an outer optimizer sees to the replicas' gradients
 
 
 def wrapped_chain(
@@ -43,13 +43,13 @@ def added_up(
         gradients: of this replica.
     """
     gradients, launch = list(gradients), current_launch()
-    if launch is None or not launch.adds_gradients or replicas() == 1 or _is_exchanged.get():
+    if launch is None or not launch.adds_gradients or replicas() == 1 or _is_reduced.get():
         yield gradients
         return
     if not any(getattr(inner, "takes_means", False) for inner in wrapped_chain(optimizer)):
         sums = iter(cross_replica_sum([g for g in gradients if g is not None]))
         gradients = [None if g is None else next(sums) for g in gradients]
-    with _is_exchanged.bound_to(True):
+    with _is_reduced.bound_to(True):
         yield gradients
 
 

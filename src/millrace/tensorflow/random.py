@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
-from millrace._compat.keras_random import generator_of_layer, let_layers_draw
+from millrace._compat.keras_random import generator_of_layer, note_models_of_steps
 from millrace._compat.keras_steps import current_scope
 from millrace.checkpoints.random_state import SHARED_SEEDS, SharedSeed
 from millrace.errors import OptionError
@@ -165,7 +165,7 @@ def _key(seed: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), first), second)
 
 
-let_layers_draw()
+note_models_of_steps()
 normal, truncated_normal, uniform, shuffle = (
     op(f"random.{function.__name__}", function, keeps_names=True)
     for function in (normal, truncated_normal, uniform, shuffle)
