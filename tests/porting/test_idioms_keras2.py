@@ -230,7 +230,7 @@ model.reset_states()
 
 @idiom("Training", "labels `(n,)`, which are columns `(n, 1)` for losses and metrics of one's own")
 @idiom("Training", "predictions `(n, t, 1)` of labels `(n, t)` or `(n,)`")
-@idiom("Training", "one label and one loss for all outputs, which may be scalars")
+@idiom("Training", "one label, one loss and one list of metrics for all outputs")
 def test_labels(program):
     printed = mended(
         program,
@@ -279,6 +279,15 @@ for strategy in (None, ipu.ipu_strategy.IPUStrategy()):
         model = Scalars()
     model.compile("sgd", lambda t, p: p + 0.0 * tf.reduce_mean(t))
     print(np.diff(model.fit(x, labels, batch_size=8, epochs=3, verbose=0).history["loss"]) < 0)
+inputs = keras.Input(4)
+outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")]
+model = keras.Model(inputs, outputs)
+model.compile("sgd", "mse", metrics=["mae", keras.metrics.MeanSquaredError("mse")])
+logs = model.evaluate(x, labels, batch_size=8, verbose=0, return_dict=True)
+for name, predicted in zip("ab", model.predict(x, verbose=0)):
+    errors = predicted - labels[:, None]
+    assert abs(logs[f"{name}_mae"] - np.abs(errors).mean()) < 1e-4
+    assert abs(logs[f"{name}_mse"] - (errors**2).mean()) < 1e-3
 sparse = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
 sparse.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 loss = sparse.evaluate(series, np.arange(8) % 3, batch_size=8, verbose=0)

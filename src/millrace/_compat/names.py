@@ -124,6 +124,11 @@ _KERAS = (
         steps_per_epoch="the length of an epoch",
     ),
     *_in(
+        "keras.src.trainers.compile_utils:CompileMetrics",
+        _user_metrics="the metrics of each output, as Keras 2 chose them",
+        _user_weighted_metrics="the same for weighted metrics",
+    ),
+    *_in(
         "keras:Model",
         _compile_config="the arguments of `compile`",
         _compile_loss="whether a model was compiled anew",

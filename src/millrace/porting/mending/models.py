@@ -1,7 +1,7 @@
 """Models as in Keras 2: `fit_generator`, `fit(workers=4)`, `predict_classes`, `reset_states`.
 
 train_on_batch, test_on_batch    the metrics of this batch alone, unless `reset_metrics=False`
-labels `(n,)`                    columns `(n, 1)`; one label is for all outputs
+labels `(n,)`                    columns `(n, 1)`; one label, and each metric, is for all outputs
 predictions `(n, t, 1)`          `(n, t)` in metrics, where the labels have that rank
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from millrace._compat.keras_build import give_metrics_to_outputs
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
 from millrace.porting.keras2 import habits_of
@@ -101,17 +102,18 @@ def _of_labels(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **named: Any,
     ) -> Any:
-        return original(self, x, *_as_compared(y, y_pred), *args, **named)
+        return original(self, x, *_as_compared(self, y, y_pred), *args, **named)
 
     return compute
 
 
-def _as_compared(labels: Any, predictions: Any) -> tuple[Any, Any]:
+def _as_compared(self: keras.Model, labels: Any, predictions: Any) -> tuple[Any, Any]:
     """Returns labels, and predictions, in the shapes in which Keras 2 compared them."""
     flat = keras.tree.flatten(predictions)
     if keras.tree.is_nested(predictions):
         if labels is not None and not keras.tree.is_nested(labels):
             labels = keras.tree.map_structure(lambda _: labels, predictions)
+        give_metrics_to_outputs(self, predictions)
         # The losses of several outputs are averaged over rows, which a scalar does not have.
         predictions = keras.tree.map_structure(lambda p: _with_axis(p, 0), predictions)
     if not any(np.ndim(each) == 1 for each in flat):  # these are compared with labels as they are
