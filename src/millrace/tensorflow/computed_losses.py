@@ -10,7 +10,7 @@ What the first two runs assign and enqueue is forgotten.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -37,20 +37,8 @@ class _LossReached(BaseException):  # a program's `except Exception` must let it
         self.loss, self.variables = loss, variables
 
 
-class _Run:
-    """A run of a function, in which the gradients of its first losses are known."""
-
-    def __init__(self, known: Sequence[Pairs]):
-        self._known = iter(known)
-
-    def gradients(self, loss: Any, variables: Sequence[keras.Variable] | None) -> Pairs:
-        pairs = next(self._known, None)
-        if pairs is None:
-            raise _LossReached(loss, variables)
-        return pairs
-
-
-_run = ScopedValue[_Run | None](None)
+# The gradients of the first losses of a run, which earlier runs have found.
+_known = ScopedValue[Iterator[Pairs] | None](None)
 
 
 def with_losses(function: Callable[..., Result]) -> Any:
@@ -63,17 +51,16 @@ def with_losses(function: Callable[..., Result]) -> Any:
         known: list[Pairs] = []
 
         def once() -> tuple[Result, list[keras.Variable], list[Any]]:
-            with VariableScope() as scope, _run.bound_to(_Run(known)):
+            with VariableScope() as scope, _known.bound_to(iter(known)):
                 result = function(*args, **kwargs)
                 assigned = list(scope.assigned.values())
                 return result, assigned, scope.values(assigned)
 
         def loss() -> Any:
             try:
-                once()
+                return once()  # which ends at the loss
             except _LossReached as reached:
                 return reached.loss
-            raise DTypeError("The function computes another loss each time it is traced.")
 
         while True:
             try:
@@ -109,12 +96,14 @@ def gradients_of(
             touched = look_at(loss)
             variables = [v for v in (*touched.fixed, *touched.changed) if v.trainable]
         return list(zip(value_and_grad(loss, variables)[1], variables, strict=True))
-    run = _run.get()
-    if run is None or not isinstance(loss, Tracer):
+    known = _known.get()
+    if known is None or not isinstance(loss, Tracer):
         raise DTypeError(
-            f"The gradients of a value are known only in a function that tf.function or a loop "
+            "The gradients of a value are known only in a function that tf.function or a loop "
             f"compiles, and that computes the value itself. Received: {loss!r}. Set a function, "
             "minimize(lambda: loss_of(x, y), variables), or take gradients by tf.GradientTape or "
             "millrace.value_and_grad() and call apply_gradients(zip(gradients, variables))."
         )
-    return run.gradients(loss, variables)
+    if (pairs := next(known, None)) is None:
+        raise _LossReached(loss, variables)
+    return pairs
