@@ -4,6 +4,7 @@ import pytest
 
 import millrace
 from millrace import ipu
+from millrace import tensorflow as tf
 
 replication_index = ipu.replication_ops.replication_index
 IPUOutfeedQueue = ipu.ipu_outfeed_queue.IPUOutfeedQueue
@@ -73,6 +74,61 @@ def test_f38_gradients_are_averaged(system):
     np.testing.assert_array_equal(queue.dequeue(), [[8, 8]])
     assert weight.value == 8
     assert optimizer.iterations.value == 1
+
+
+SGD, Scaled = keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer
+Mean, Map = ipu.optimizers.CrossReplicaOptimizer, ipu.optimizers.MapGradientOptimizer
+Accumulating = ipu.optimizers.GradientAccumulationOptimizerV2
+OPTIMIZERS = {  # and what three updates by the gradients 1 and 2 add up to
+    "sum": (lambda: SGD(1.0), 3 * 3),
+    "before_it_is_clipped": (lambda: SGD(1.0, clipvalue=2.5), 3 * 2.5),
+    "before_it_is_mapped": (lambda: Map(SGD(1.0), lambda g, _: g * g), 3 * 3**2),
+    "once_for_two_optimizers": (lambda: Scaled(SGD(1.0), initial_scale=1.0), 3 * 3),
+    "mean": (lambda: Scaled(Mean(SGD(1.0)), initial_scale=1.0), 3 * 1.5),
+    "accumulated": (lambda: Accumulating(SGD(1.0), 3), 3 * 3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_f38_optimizers_in_run_add_up_gradients(system, name):
+    make, expected = OPTIMIZERS[name]
+    system(2)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    data = tf.data.Dataset.from_tensor_slices(np.float32([1, 2])).repeat()
+    with strategy.scope():
+        weight, optimizer, iterator = tf.Variable(0.0), make(), iter(data)
+
+        @tf.function
+        def loop(iterator):
+            for _ in tf.range(3):
+                optimizer.apply_gradients([(next(iterator), weight)])
+
+        @tf.function
+        def without_a_loop(iterator):
+            optimizer.apply([next(iterator)], [weight])
+
+        strategy.run(loop, args=(iterator,))
+        assert float(weight.value) == -expected
+        if name != "accumulated":
+            for _ in range(3):
+                strategy.run(without_a_loop, args=(iterator,))
+            assert float(weight.value) == -2 * expected
+            assert int(optimizer.iterations.value) == 6
+
+
+def test_f38_shards_of_a_function_without_a_loop(system):
+    system(2)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with strategy.scope():
+        iterator = iter(tf.data.Dataset.range(4))
+
+    @tf.function
+    def sharded(iterator):
+        with ipu.scopes.ipu_shard(1):
+            return next(iterator)
+
+    with pytest.raises(NotImplementedError, match=r"2 devices .* 1 replicas.*tf.range\(1\)"):
+        strategy.run(sharded, args=(iterator,))
 
 
 def test_f38_without_exchange_replicas_drift(system):

@@ -7,6 +7,7 @@ from idioms import idiom
 from millrace._compat import patch_table
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import While, patches_in, unpatched
+from millrace.errors import ModelError
 
 SETUP = """
 import numpy as np
@@ -225,6 +226,142 @@ model.reset_states()
         "2 (8, 1)",
         "True 2",
     ]
+
+
+@idiom("Training", "labels `(n,)`, which are columns `(n, 1)` for losses and metrics of one's own")
+@idiom("Training", "predictions `(n, t, 1)` of labels `(n, t)` or `(n,)`")
+@idiom("Training", "one label, one loss and one list of metrics for all outputs")
+def test_labels(program):
+    printed = mended(
+        program,
+        """
+import contextlib
+
+shapes = {}
+
+
+def seen(name):
+    def compare(y_true, y_pred):
+        shapes[name] = y_true.shape[1:], y_pred.shape[1:]
+        return tf.reduce_mean(tf.abs(y_true - y_pred), axis=-1)
+    compare.__name__ = name
+    return compare
+
+
+class Scalars(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        y = self.dense(x)
+        return tf.reduce_mean(y), tf.reduce_mean(y) + 1.0
+
+
+labels = np.arange(8, dtype="float32")
+series = np.repeat(x[:, None], 3, axis=1)
+for name, inputs, y, layer in (
+    ("column", x, labels, keras.layers.Dense(1)),
+    ("wide", x, labels, keras.layers.Dense(5)),
+    ("series", series, series[..., 0], keras.layers.Dense(1)),
+    ("flat", x, labels, keras.layers.Lambda(lambda x: x[:, 0])),
+):
+    model = keras.Sequential([layer])
+    model.compile("sgd", seen(f"{name}_loss"), metrics=[seen(name)])
+    logs = model.evaluate(inputs, y, batch_size=8, verbose=0)
+    print(name, *shapes[f"{name}_loss"], *shapes[name])
+    if name != "flat":
+        column = y[..., None] if y.ndim == 1 else y
+        predicted = np.reshape(model.predict(inputs, verbose=0), (*column.shape[:-1], -1))
+        assert np.allclose(logs, np.abs(column - predicted).mean(), atol=1e-5)
+for strategy in (None, ipu.ipu_strategy.IPUStrategy()):
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = Scalars()
+    model.compile("sgd", lambda t, p: p + 0.0 * tf.reduce_mean(t))
+    print(np.diff(model.fit(x, labels, batch_size=8, epochs=3, verbose=0).history["loss"]) < 0)
+inputs = keras.Input(4)
+outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")]
+model = keras.Model(inputs, outputs)
+model.compile("sgd", "mse", metrics=["mae", keras.metrics.MeanSquaredError("mse")])
+logs = model.evaluate(x, labels, batch_size=8, verbose=0, return_dict=True)
+for name, predicted in zip("ab", model.predict(x, verbose=0)):
+    errors = predicted - labels[:, None]
+    assert abs(logs[f"{name}_mae"] - np.abs(errors).mean()) < 1e-4
+    assert abs(logs[f"{name}_mse"] - (errors**2).mean()) < 1e-3
+sparse = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+sparse.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+loss = sparse.evaluate(series, np.arange(8) % 3, batch_size=8, verbose=0)
+logits = sparse.predict(series, verbose=0)[..., 0]
+rows = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), np.arange(8) % 3]
+assert abs(loss - rows.mean()) < 1e-5
+""",
+    )
+    assert printed.splitlines() == [
+        "column (1,) (1,) (1,) (1,)",
+        "wide (1,) (5,) (1,) (5,)",
+        "series (3,) (3,) (3,) (3,)",
+        "flat () () () ()",
+        "[ True  True]",
+        "[ True  True]",
+    ]
+
+
+@idiom("Layers", "`K.random_normal(K.shape(x))`, `tf.random.normal(tf.shape(x))` in `call`")
+def test_random_numbers_in_layers(program):
+    printed = mended(
+        program,
+        """
+K = keras.backend
+
+
+class Noise(keras.layers.Layer):
+    def call(self, x):
+        return 0.0 * x + K.random_normal(K.shape(x)) - tf.random.uniform(tf.shape(x))
+
+
+class Model(keras.Model):
+    def call(self, x):
+        return 0.0 * x + tf.random.normal(tf.shape(x), seed=5)
+
+
+def functional():
+    inputs = keras.Input(4)
+    noise = keras.layers.Lambda(lambda v: v * 0 + K.random_normal(K.shape(v)))
+    return keras.Model(inputs, noise(inputs))
+
+
+def losses(make):
+    tf.random.set_seed(3)
+    model = make()
+    model.compile("sgd", "mse")
+    return model.fit(x, x, epochs=3, batch_size=8, shuffle=False, verbose=0).history["loss"]
+
+
+for make in (lambda: keras.Sequential([Noise()]), Model, functional):
+    first, again = losses(make), losses(make)
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        on_device = losses(make)
+    print(len(set(first)), first == again, np.allclose(first, on_device))
+""",
+    )
+    assert printed.splitlines() == ["3 True True"] * 3
+
+
+def test_a_layer_that_draws_late_says_what_to_do(program):
+    with pytest.raises(ModelError, match=r"'late' draws .* the same in all steps. Call the model"):
+        mended(
+            program,
+            """
+class Late(keras.layers.Layer):
+    def call(self, x, training=None):
+        return x + tf.random.normal(tf.shape(x)) if training else x
+
+
+model = keras.Sequential([keras.Input(4), Late(name="late")])
+model.compile("sgd", "mse")
+model.fit(x, x, verbose=0)
+""",
+        )
 
 
 @idiom("Saving", "`save_weights('out/w')`, `load_weights('out/w').expect_partial()`")

@@ -102,8 +102,8 @@ def test_normalizations(axis):
     ):
         with pytest.raises(UnsupportedNameError, match=r"with weights is not in millrace") as error:
             function(x, channels_axis=axis)
-        assert f"\n    ipu.keras.layers.{layer}" in str(error.value)
-        code = str(error.value).rpartition("ipu.keras.layers.")[2]
+        assert f"In its place: ipu.keras.layers.{layer}" in str(error.value)
+        code = str(error.value).rpartition("ipu.keras.layers.")[2].partition(". `millrace")[0]
         assert eval(f"layers.{code}", {"layers": ipu.keras.layers, "inputs": x}).shape == x.shape
 
 

@@ -1,5 +1,7 @@
 """Operations, dtypes and names of `tf`, compared with NumPy."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -23,6 +25,9 @@ X = np.arange(6, dtype="float32").reshape(2, 3)
         (lambda: tf.unstack(X)[1], X[1]),
         (lambda: tf.split(X, 3, axis=1)[2], X[:, 2:]),
         (lambda: tf.split(X, [1, 2], axis=1)[1], X[:, 1:]),
+        (lambda: tf.unstack(X, axis=1)[2], X[:, 2]),
+        (lambda: tf.experimental.numpy.dsplit(X[None], 3)[1], X[None, :, 1:2]),
+        (lambda: tf.experimental.numpy.hsplit(X[0], [1])[1], X[0, 1:]),
         (lambda: tf.squeeze(X[None], axis=[0]), X),
         (lambda: tf.expand_dims(X, -1), X[..., None]),
         (lambda: X[..., tf.newaxis], X[..., None]),
@@ -123,3 +128,13 @@ def test_the_places_of_names():
     assert Dense is keras.layers.Dense
     with pytest.raises(AttributeError, match=r"has no 'math.bessel'"):
         _ = tf.math.bessel
+
+
+def test_thousands_of_parts_are_not_compiled_one_by_one():
+    filters = tf.ones((3, 3, 2048))
+    begin = time.process_time()
+    parts = tf.experimental.numpy.dsplit(filters, 2048), tf.split(filters, 2048, axis=-1)
+    parts += (tf.unstack(filters, axis=2), [filters[..., k : k + 1] for k in range(2048)])
+    seconds = time.process_time() - begin
+    assert [len(each) for each in parts] == [2048] * 4
+    assert seconds < 10  # 150 s when each part is a part of a program

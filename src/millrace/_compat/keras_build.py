@@ -158,3 +158,26 @@ def after_from_config(
 
     replace(MODEL_FROM_CONFIG, wrapper)
     replace(SEQUENTIAL_FROM_CONFIG, wrapper)
+
+
+def give_metrics_to_outputs(model: keras.Model, outputs: Any) -> None:
+    """Gives each of several outputs all metrics of a list, as Keras 2 did.
+
+    Args:
+        model: a compiled model; it keeps metrics that have been built, or have a structure.
+        outputs: a structure of several outputs.
+    """
+    compiled: Any = getattr(model, "_compile_metrics", None)
+    if compiled is None or compiled.built:
+        return
+    for name in ("_user_metrics", "_user_weighted_metrics"):
+        metrics = getattr(compiled, name)
+        flat = [metrics] if metrics and not keras.tree.is_nested(metrics) else metrics
+        if flat and isinstance(flat, list | tuple) and not any(map(keras.tree.is_nested, flat)):
+            each = keras.tree.map_structure(lambda _, all_=flat: [*map(_copy, all_)], outputs)
+            setattr(compiled, name, each)
+
+
+def _copy(metric: Any) -> Any:
+    is_object = isinstance(metric, keras.metrics.Metric)
+    return type(metric).from_config(metric.get_config()) if is_object else metric

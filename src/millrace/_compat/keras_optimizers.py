@@ -1,10 +1,12 @@
 """Keras's optimizers, called as those of Keras 2 were. Checked on 3.13.0 and 3.15.1.
 
 `apply_gradients`   took a name after the pairs; optimizers that override it still pass one.
+`apply`             got gradients that a strategy had added up.
 `__init__`          makes variables with values at once, which a stateless scope forbids.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -12,11 +14,11 @@ import keras
 from jax.core import Tracer
 from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
-from millrace._compat.patch_table import APPLY_GRADIENTS, OPTIMIZER_INIT
+from millrace._compat.patch_table import APPLY, APPLY_GRADIENTS, OPTIMIZER_INIT
 from millrace._compat.patches import replace
 from millrace.errors import LoopError
 
-__all__ = ["let_names_be_given", "let_optimizers_be_made", "trained_by"]
+__all__ = ["let_gradients_change", "let_names_be_given", "let_optimizers_be_made", "trained_by"]
 
 _SCOPE = "stateless_scope"
 
@@ -37,6 +39,29 @@ def let_names_be_given() -> None:
         return apply_gradients
 
     replace(APPLY_GRADIENTS, wrapper)
+
+
+def let_gradients_change(
+    change: Callable[
+        [keras.optimizers.Optimizer, Iterable[Any]], AbstractContextManager[list[Any]]
+    ],
+) -> None:
+    """Lets optimizers of Keras apply `change(optimizer, gradients)`, which is open meanwhile."""
+
+    def wrapper(original: Callable[..., None]) -> Callable[..., None]:
+        def apply(
+            self: keras.optimizers.Optimizer,
+            grads: Iterable[Any],
+            trainable_variables: Sequence[keras.Variable] | None = None,
+        ) -> None:
+            with change(self, grads) as changed:
+                original(self, changed, trainable_variables)
+
+        return apply
+
+    named = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
+    for kind in {owner for each in named for owner in each.__mro__ if "apply" in vars(owner)}:
+        replace(APPLY, wrapper, kind, "apply")
 
 
 def let_optimizers_be_made() -> None:

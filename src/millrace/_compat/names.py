@@ -75,6 +75,7 @@ _KERAS = (
         _moments="the statistics of a batch, which several replicas may share",
     ),
     *_in("keras:Layer", _flatten_layers="the layers inside a layer"),
+    *_in("keras:Layer", _seed_generators="the generators of a layer that draws without one"),
     *_in("keras:Layer", _call_has_training_arg="whether a `call` takes `training`"),
     *_in("keras:Layer.build", _is_default="tells Keras's `build` from the user's"),
     *_in(
@@ -125,6 +126,11 @@ _KERAS = (
         _steps_seen="the position in a pass",
         data_adapter="the source of batches",
         steps_per_epoch="the length of an epoch",
+    ),
+    *_in(
+        "keras.src.trainers.compile_utils:CompileMetrics",
+        _user_metrics="the metrics of each output, as Keras 2 chose them",
+        _user_weighted_metrics="the same for weighted metrics",
     ),
     *_in(
         "keras:Model",

@@ -177,6 +177,19 @@ APPLY_GRADIENTS = Patch(
     "apply_gradients",
     ("self", "grads_and_vars"),
 )
+APPLY = Patch(
+    "keras.optimizers.Optimizer.apply",
+    "adds up the gradients of the replicas of `IPUStrategy.run`",
+    While.IPU,
+)
+MODEL_OF_STEP = Patch(
+    "keras.Model.stateless_call",
+    "notes the model whose `call` draws random numbers without a generator",
+    While.IPU,
+    lambda: keras.Layer,
+    "stateless_call",
+    ("self",),
+)
 DATA_ADAPTER = Patch(
     "keras.src.trainers.data_adapters.get_data_adapter",
     "lets `fit` take the data sets of `millrace.tensorflow`",

@@ -16,6 +16,7 @@ from millrace.ipu.scopes import devices_in_scope
 from millrace.loops.function import CompiledFunction
 from millrace.loops.log_subject import identity
 from millrace.loops.replication import launching
+from millrace.tensorflow.computed_losses import with_losses
 from millrace.tensorflow.conversion.convert import converted
 from millrace.tensorflow.graph_mode import Deferred, in_graph_mode
 
@@ -90,7 +91,7 @@ def _function_of(computation: Callable[..., object]) -> CompiledFunction:
     with _lock:
         if key not in _functions:
             # The key has addresses of objects: as long as these live, no other has the same one.
-            _functions[key] = CompiledFunction(computation), alive
+            _functions[key] = CompiledFunction(with_losses(computation)), alive
             if len(_functions) > KEPT:
                 _functions.popitem(last=False)
         _functions.move_to_end(key)

@@ -1,15 +1,9 @@
-"""Estimators raise the port of their arguments to `model.fit`; their specs are data.
-
-IPUEstimator(model_fn, config=RunConfig(...), params=...)     UnsupportedNameError, with the lines
-IPUEstimatorSpec(mode, loss=..., train_op=...)                keeps its arguments
-"""
+"""The specs of estimators, which are data; the estimators are not here."""
 
 from collections import namedtuple
 from typing import Any
 
-from millrace.ipu.replacements import IPU as _IPU
 from millrace.ipu.replacements import other_name as _other_name
-from millrace.tensorflow.estimator import EstimatorBase as _EstimatorBase
 
 IPUEstimatorSpec = namedtuple(  # any values
     "IPUEstimatorSpec",
@@ -17,25 +11,6 @@ IPUEstimatorSpec = namedtuple(  # any values
     "evaluation_hooks prediction_hooks",
     defaults=(None,) * 9,
 )
-
-
-class IPUEstimator(_EstimatorBase):
-    """Raises the port of its arguments."""
-
-    _shown = "ipu.ipu_estimator.IPUEstimator"
-    _instead = _IPU["ipu.ipu_estimator"]
-
-
-class IPUEstimatorV1(IPUEstimator):
-    """Is another name of `IPUEstimator`."""
-
-    _shown = "ipu.ipu_estimator.IPUEstimatorV1"
-
-
-class IPUEstimatorV2(IPUEstimator):
-    """Is another name of `IPUEstimator`."""
-
-    _shown = "ipu.ipu_estimator.IPUEstimatorV2"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,9 @@
-"""Pipelined estimators raise the port of their arguments to `model.fit`; their specs are data."""
+"""The specs of pipelined estimators, which are data; the estimators are not here."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millrace.ipu.replacements import IPU as _IPU
 from millrace.ipu.replacements import other_name as _other_name
-from millrace.tensorflow.estimator import EstimatorBase as _EstimatorBase
 
 
 class IPUPipelineEstimatorSpec:
@@ -25,20 +23,6 @@ class IPUPipelineEstimatorSpec:
         self.gradient_accumulation_count = gradient_accumulation_count
         self.eval_metrics_fn, self.optimizer_function = eval_metrics_fn, optimizer_function
         self.device_mapping, self.pipeline_op_kwargs = device_mapping, pipeline_op_kwargs
-
-
-class IPUPipelineEstimator(_EstimatorBase):
-    """Raises the port of its arguments."""
-
-    _shown = "ipu.ipu_pipeline_estimator.IPUPipelineEstimator"
-    _instead = _IPU["ipu.ipu_pipeline_estimator"]
-    _has_stages = True
-
-
-class IPUPipelineEstimatorV1(IPUPipelineEstimator):
-    """Is another name of `IPUPipelineEstimator`."""
-
-    _shown = "ipu.ipu_pipeline_estimator.IPUPipelineEstimatorV1"
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 IPUStrategy, IPUStrategyV1                  -> millrace.Strategy on the devices of the system
 ipu_device="/device:IPU:k"                  -> on the devices of logical device k
 enable_keras_extensions=False               -> models without the setters of IPU programs
-IPUStrategy.run                             -> Strategy.run
+IPUStrategy.run                             -> Strategy.run; optimizers add up gradients of replicas
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import jax
 import keras
 
+from millrace._compat.keras_optimizers import let_gradients_change
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu import engine_options, environment, program_reports
@@ -27,6 +28,7 @@ from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.ipu.keras.extensions.settings import settings_of
 from millrace.loops.replication import launching
+from millrace.optimizers.wrapping import added_up
 from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.distribute import strategy_of_scope
@@ -134,6 +136,10 @@ class IPUStrategy(Strategy):
     ) -> Any:
         """Runs a compiled function as one replica on each device, and waits for its results.
 
+        Each optimizer applies the sum of the gradients of all replicas, so that variables that are
+        equal on them stay equal; one in a `CrossReplicaOptimizer` applies the mean. A call of
+        `next(iterator)` takes one element for each replica.
+
         Args:
             fn: a compiled function, as for `millrace.Strategy.run`.
             args: its positional arguments.
@@ -151,7 +157,7 @@ class IPUStrategy(Strategy):
                 "different data (PopDist) is not supported. Train with model.fit() in the "
                 "strategy's scope, or start one process."
             )
-        with launching(self.devices):
+        with launching(self.devices, adds_gradients=True):
             return super().run(fn, args, kwargs)
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:
@@ -195,5 +201,6 @@ def current_strategy() -> IPUStrategy:
 
 _newest: list[tuple[System, IPUStrategy]] = []
 _strategies: weakref.WeakSet[IPUStrategy] = weakref.WeakSet()
+let_gradients_change(added_up)
 checks.append(_check_movable)
 followers.append(_follow)

@@ -5,15 +5,18 @@ while_loop(condition, body, inputs, infeed_queue, n)    -> millrace.while_loop
 use_while_v1                                            without effect
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import keras
 
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.repeat import repeat as native_repeat
 from millrace.loops.repeat import while_loop as native_while_loop
 from millrace.pytrees import ArrayTree
+from millrace.tensorflow.computed_losses import with_losses
 from millrace.tensorflow.conversion.convert import converted
 
 
@@ -39,7 +42,7 @@ def repeat(
         The values after the last iteration: one, a list of several, or None without any.
     """
     del use_while_v1
-    return native_repeat(n, converted(body), inputs, infeed_queue)
+    return native_repeat(n, _native(body, inputs), inputs, infeed_queue)
 
 
 def while_loop(
@@ -61,4 +64,25 @@ def while_loop(
         use_while_v1: without effect.
     """
     del use_while_v1
-    return native_while_loop(condition, converted(body), inputs, infeed_queue, maximum_iterations)
+    return native_while_loop(
+        condition, _native(body, inputs), inputs, infeed_queue, maximum_iterations
+    )
+
+
+def _native(body: Callable[..., object], inputs: object) -> Callable[..., object]:
+    """Returns a body for native loops, which leaves out the operations after its values."""
+    carried = 0 if inputs is None else len(inputs) if isinstance(inputs, list | tuple) else 1
+    function = with_losses(converted(body))
+
+    @functools.wraps(body)
+    def values(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        results = list(result) if isinstance(result, list | tuple) else [result]
+        if len(results) <= carried or not isinstance(results[-1], keras.Variable):
+            return result
+        while len(results) > carried and isinstance(results[-1], keras.Variable | None):
+            results.pop()  # the count of updates, which optimizers return
+        return results
+
+    values.of_user = function.of_user  # type: ignore[attr-defined]
+    return values

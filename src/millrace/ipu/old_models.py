@@ -1,14 +1,4 @@
-"""The model classes that `ipu.keras` had before release 2.4, as errors that name replacements.
-
-IPUModel, Model              -> keras.Model
-IPUSequential, Sequential    -> keras.Sequential
-PipelineModel                -> keras.Model and PipelineStage or set_pipeline_stage_assignment
-PipelineSequential           -> keras.Sequential and set_pipeline_stage_assignment
-
-`porting_guide` lists these, and the replacements of their arguments.
-"""
-
-from millrace.errors import ModelError
+"""The table of replacements for the model classes that `ipu.keras` had before release 2.4."""
 
 
 def porting_guide() -> str:
@@ -61,48 +51,3 @@ ARGUMENTS = (
         )
     ),
 )
-
-
-class _Replaced:
-    replacement, stages = "keras.Model", ""
-
-    def __init__(self, *args: object, **kwargs: object):
-        raise ModelError(
-            f"ipu.keras.{type(self).__name__} was removed. Build a {self.replacement} in `with "
-            f"strategy.scope()`{self.stages}. ipu.porting_guide() lists the replacements of its "
-            "arguments."
-        )
-
-
-class IPUModel(_Replaced):
-    """Became `keras.Model`."""
-
-
-class Model(_Replaced):
-    """Became `keras.Model`."""
-
-
-class IPUSequential(_Replaced):
-    """Became `keras.Sequential`."""
-
-    replacement = "keras.Sequential"
-
-
-class Sequential(IPUSequential):
-    """Became `keras.Sequential`."""
-
-
-class PipelineModel(_Replaced):
-    """Became `keras.Model` with pipeline stages."""
-
-    stages = (
-        ", and put its layers into stages by `with ipu.keras.PipelineStage(...)` or by "
-        "model.set_pipeline_stage_assignment()"
-    )
-
-
-class PipelineSequential(_Replaced):
-    """Became `keras.Sequential` with pipeline stages."""
-
-    replacement = "keras.Sequential"
-    stages = ", and put its layers into stages by model.set_pipeline_stage_assignment()"

@@ -45,6 +45,7 @@ def identity(function: object) -> tuple[Hashable, list[object]]:
 
 def _identity(function: object, alive: list[object], seen: set[int]) -> Hashable:
     alive.append(function)
+    function = _of_user(function)
     if isinstance(function, MethodType):
         return _identity(function.__func__, alive, seen), _key(function.__self__, alive)
     if not isinstance(function, FunctionType) or id(function) in seen:
@@ -55,6 +56,11 @@ def _identity(function: object, alive: list[object], seen: set[int]) -> Hashable
         own = isinstance(value, FunctionType) and value.__globals__ is function.__globals__
         keys.append(_identity(value, alive, seen) if own else _key(value, alive))
     return function.__code__, tuple(keys)
+
+
+def _of_user(function: Any) -> Any:
+    """Returns the function of the user, where another one that calls it notes it as `of_user`."""
+    return getattr(function, "of_user", function)
 
 
 def references_of(function: FunctionType) -> list[Any]:
@@ -124,6 +130,7 @@ def objects_of(
     """Returns names and numbers of the objects among a function's arguments and references."""
     object_ids: ObjectIds = []
     models = [x for x in _objects((args, kwargs)) if isinstance(x, keras.Model)]
+    function = _of_user(function)
     if isinstance(function, FunctionType):
         models += [x for x in references_of(function) if isinstance(x, keras.Model)]
     if models:

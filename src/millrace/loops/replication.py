@@ -60,6 +60,7 @@ class ReplicaLaunch:
     devices: int
     present: tuple[jax.Device, ...] = ()  # those that there are; fewer make a batch of replicas
     shards: int = 1  # grows with the shards that the function uses in its first trace
+    adds_gradients: bool = False  # whether optimizers apply the sum of the replicas' gradients
 
     @property
     def replicas(self) -> int:
@@ -84,9 +85,9 @@ class ReplicaLaunch:
         return DeviceGroup(self.present[: self.devices : self.shards])
 
     @property
-    def key(self) -> tuple[int, tuple[jax.Device, ...]]:
-        """The devices, as part of the key of a program."""
-        return self.devices, self.present
+    def key(self) -> tuple[int, tuple[jax.Device, ...], bool]:
+        """The devices and the rule for gradients, as part of the key of a program."""
+        return self.devices, self.present, self.adds_gradients
 
 
 _replica = ScopedValue(_Replica(1))
@@ -95,16 +96,16 @@ _launch = ScopedValue[ReplicaLaunch | None](None)
 
 
 def launching(
-    devices: int | Sequence[jax.Device],
+    devices: int | Sequence[jax.Device], adds_gradients: bool = False
 ) -> AbstractContextManager[ReplicaLaunch | None]:
     """Runs the functions that are compiled inside as replicas on these devices.
 
     Args:
         devices: the devices; their number alone runs all replicas as a batch on one device.
+        adds_gradients: whether optimizers apply the sum of the replicas' gradients.
     """
-    if isinstance(devices, int):
-        return _launch.bound_to(ReplicaLaunch(devices))
-    return _launch.bound_to(ReplicaLaunch(len(devices), tuple(devices)))
+    number, present = (devices, ()) if isinstance(devices, int) else (len(devices), tuple(devices))
+    return _launch.bound_to(ReplicaLaunch(number, present, adds_gradients=adds_gradients))
 
 
 def current_launch() -> ReplicaLaunch | None:

@@ -20,8 +20,8 @@ from keras import ops
 from millrace.errors import OptionError, PlanError
 from millrace.loops.replication import holds_anywhere
 from millrace.loops.scope import enclosing_loop
-from millrace.optimizers.as_accumulated import refusing_other_dtypes, wrapped_chain
-from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
+from millrace.optimizers.as_accumulated import refusing_other_dtypes
+from millrace.optimizers.wrapping import Gradient, WrappingOptimizer, wrapped_chain
 from millrace.options import whole_number
 from millrace.steps.accumulate import accumulator_dtype, largest
 

@@ -15,7 +15,7 @@ import jax
 import keras
 
 from millrace.errors import DTypeError
-from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
+from millrace.optimizers.wrapping import Gradient, WrappingOptimizer, wrapped_chain
 
 
 class AsAccumulated(WrappingOptimizer):
@@ -64,15 +64,6 @@ class AsAccumulated(WrappingOptimizer):
             self.apply(grads)
         new = [scope.get_current_value(variable) for variable, _ in states]
         return new[: len(self._applied_to)], new[len(self._applied_to) :]
-
-
-def wrapped_chain(
-    optimizer: keras.optimizers.Optimizer | None,
-) -> Iterator[keras.optimizers.Optimizer]:
-    """Yields an optimizer and those that it wraps, from the outermost to the innermost."""
-    while optimizer is not None:
-        yield optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 @contextmanager

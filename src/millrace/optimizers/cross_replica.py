@@ -29,6 +29,8 @@ class CrossReplicaOptimizer(WrappingOptimizer):
         OptionError: if `wrapped_optimizer` is not an optimizer.
     """
 
+    takes_means = True
+
     def __init__(
         self, wrapped_optimizer: keras.optimizers.Optimizer, name: str = "CrossReplicaOptimizer"
     ):

@@ -1,9 +1,13 @@
 """Base class of optimizers that wrap another one and share its variables and settings.
 
 gradients -> the wrapper changes or records them -> the wrapped optimizer -> variables
+
+Functions of replicas whose launch adds gradients up: the outermost optimizer does it, before it
+clips, maps or records them. `CrossReplicaOptimizer` takes the mean instead, wherever it stands.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -11,8 +15,42 @@ import keras
 from jax.typing import ArrayLike
 
 from millrace.errors import OptionError, PlanError
+from millrace.loops.replication import cross_replica_sum, current_launch, replicas
+from millrace.threads.scoped_value import ScopedValue
 
 Gradient = jax.Array | None  # None for a variable that the loss does not depend on
+
+_is_reduced = ScopedValue(False)  # whether an outer optimizer sees to the replicas' gradients
+
+
+def wrapped_chain(
+    optimizer: keras.optimizers.Optimizer | None,
+) -> Iterator[keras.optimizers.Optimizer]:
+    """Yields an optimizer and those that it wraps, from the outermost to the innermost."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+@contextmanager
+def added_up(
+    optimizer: keras.optimizers.Optimizer, gradients: Iterable[Gradient]
+) -> Iterator[list[Gradient]]:
+    """Gives the gradients to apply inside: their sums over replicas, where the launch asks for it.
+
+    Args:
+        optimizer: the outermost one so far.
+        gradients: of this replica.
+    """
+    gradients, launch = list(gradients), current_launch()
+    if launch is None or not launch.adds_gradients or replicas() == 1 or _is_reduced.get():
+        yield gradients
+        return
+    if not any(getattr(inner, "takes_means", False) for inner in wrapped_chain(optimizer)):
+        sums = iter(cross_replica_sum([g for g in gradients if g is not None]))
+        gradients = [None if g is None else next(sums) for g in gradients]
+    with _is_reduced.bound_to(True):
+        yield gradients
 
 
 class _WrappedAttribute:
@@ -116,9 +154,10 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Applies gradients with the wrapped optimizer."""
         grads, trainable_variables = self._built_for(grads, trainable_variables)
-        self.wrapped_optimizer.apply(
-            self.gradients_to_apply(grads, trainable_variables), trainable_variables
-        )
+        with added_up(self, grads) as sums:
+            self.wrapped_optimizer.apply(
+                self.gradients_to_apply(sums, trainable_variables), trainable_variables
+            )
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, keras.Variable]]) -> Any:
         """Applies `(gradient, variable)` pairs, and returns the number of updates.
@@ -127,8 +166,9 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
         """
         grads, variables = map(list, zip(*grads_and_vars, strict=True))
         self._built_for(grads, variables)
-        grads = self.gradients_to_apply(grads, variables)
-        self.wrapped_optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
+        with added_up(self, grads) as sums:
+            grads = self.gradients_to_apply(sums, variables)
+            self.wrapped_optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
         return self.iterations
 
     def stateless_apply(

@@ -1,18 +1,14 @@
-"""`tf.estimator`: its configurations and specs are data; estimators raise their port to `fit`.
+"""`tf.estimator`: its configurations and specs are data; estimators are not here.
 
 RunConfig, EstimatorSpec, TrainSpec, EvalSpec, ModeKeys     keep their arguments
-Estimator(model_fn, config=...), train_and_evaluate(...)    raise        estimator_port.py
 """
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 from millrace.errors import OptionError
 from millrace.tensorflow.dispatch import real_name
-from millrace.tensorflow.estimator_port import lines_of_estimator
-from millrace.tensorflow.replacements import FIT
-from millrace.tensorflow.unsupported import Replaced, refuse
 
 
 class ModeKeys:
@@ -86,88 +82,6 @@ class RunConfig:
         copy.__dict__.update(self.__dict__)
         copy._options = {**self._options, **options}
         return copy
-
-
-class EstimatorBase(Replaced):
-    """Raises the port of its arguments.
-
-    Raises:
-        UnsupportedNameError: always.
-    """
-
-    _shown = "tf.estimator.Estimator"
-    _instead = FIT
-    _has_stages = False
-
-    def __init__(
-        self,
-        model_fn: Callable[..., object] | None = None,
-        model_dir: str | None = None,
-        config: Any = None,
-        params: Mapping[str, object] | None = None,
-        warm_start_from: object = None,
-        train_batch_size: int | None = None,
-        eval_batch_size: int | None = None,
-        predict_batch_size: int | None = None,
-    ):
-        lines = lines_of_estimator(
-            model_fn,
-            config,
-            model_dir=model_dir,
-            params=params,
-            warm_start_from=warm_start_from,
-            batch_sizes={
-                "train": train_batch_size,
-                "eval": eval_batch_size,
-                "predict": predict_batch_size,
-            },
-            has_stages=self._has_stages,
-        )
-        refuse(self._shown, self._instead, lines)
-
-    def train(
-        self,
-        input_fn: object,
-        hooks: object = None,
-        steps: int | None = None,
-        max_steps: int | None = None,
-        saving_listeners: object = None,
-    ) -> NoReturn:
-        """Raises the call of `fit`, with `steps`."""
-        refuse(f"{self._shown}.train", self._instead, [_loop("fit", max_steps or steps)])
-
-    def evaluate(self, input_fn: object, steps: int | None = None, *_: object, **__: object) -> Any:
-        """Raises the call of `evaluate`, with `steps`."""
-        refuse(f"{self._shown}.evaluate", self._instead, [_loop("evaluate", steps)])
-
-    def predict(self, input_fn: object, *_: object, **__: object) -> NoReturn:
-        """Raises the call of `predict`."""
-        refuse(f"{self._shown}.predict", self._instead, [_loop("predict", None)])
-
-
-class Estimator(EstimatorBase):
-    """Raises the port of its arguments to `model.fit`."""
-
-
-def train_and_evaluate(estimator: object, train_spec: TrainSpec, eval_spec: EvalSpec) -> NoReturn:
-    """Raises the call of `fit`, with the data and the steps of both specs.
-
-    Raises:
-        UnsupportedNameError: always.
-    """
-    steps, evaluated = train_spec.max_steps, eval_spec.steps
-    numbers = "" if steps is None else f", steps_per_epoch={steps}"
-    numbers += "" if evaluated is None else f", validation_steps={evaluated}"
-    line = f"model.fit(train_input_fn(), validation_data=eval_input_fn(){numbers})"
-    refuse("tf.estimator.train_and_evaluate", FIT, [line])
-
-
-train_and_evaluate.only_raises = True  # type: ignore[attr-defined]
-
-
-def _loop(name: str, steps: int | None) -> str:
-    argument = "steps_per_epoch" if name == "fit" else "steps"
-    return f"model.{name}(input_fn(){'' if steps is None else f', {argument}={steps}'})"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Further names of `tf`, which larger programs use.
 
-tf.experimental.numpy        jax.numpy
+tf.experimental.numpy        jax.numpy, which splits arrays on the host
 tf.io.gfile                  Python's own files
 tf.train.latest_checkpoint   the newest file of weights in a directory
 tf.constant_initializer      initializers of Keras
@@ -20,6 +20,7 @@ import keras
 from millrace.tensorflow import optimizers_v1
 from millrace.tensorflow.dispatch import real_name
 from millrace.tensorflow.dtypes import DType, as_dtype
+from millrace.tensorflow.indexing import split_by
 
 _WEIGHTS = (".weights.h5", ".keras", ".h5")
 
@@ -108,7 +109,16 @@ V1_INITIALIZERS = {
         "truncated_normal_initializer": keras.initializers.TruncatedNormal,
     }.items()
 }
-experimental = _Package("experimental", numpy=jnp)
+numpy = SimpleNamespace(
+    **{
+        **vars(jnp),
+        **{
+            name: split_by(name, getattr(jnp, name))
+            for name in ("array_split", "dsplit", "hsplit", "split", "vsplit")
+        },
+    }
+)
+experimental = _Package("experimental", numpy=numpy)
 NAMES: dict[str, Any] = {
     **INITIALIZERS,
     "DType": DType,

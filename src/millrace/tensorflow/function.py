@@ -4,7 +4,8 @@ fn(steps, iterator, model)
 a Python number      part of the program: another number compiles another program
 an array             an argument
 anything else        part of the program, by identity
-next(iterator)       outside of loops: an argument, discovered while the function is traced
+next(iterator)       outside of loops: an argument, discovered while the function is traced; for
+                     replicas `[R, ...]`, an element for each
 """
 
 import functools
@@ -13,12 +14,15 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
 from millrace.errors import LoopError, OptionError
 from millrace.loops.function import CompiledFunction
+from millrace.loops.replication import current_launch
 from millrace.pytrees import ArrayTree
+from millrace.tensorflow.computed_losses import with_losses
 from millrace.tensorflow.conversion import runtime
 from millrace.tensorflow.conversion.convert import ELEMENTS, compiled_form, converted
 from millrace.tensorflow.conversion.runtime import with_static_numbers
@@ -142,7 +146,7 @@ class Function:
         iterators = self._iterators.get(key, ())
         elements: tuple[ArrayTree, ...] = ()
         while True:
-            elements += tuple(draw(iterator) for iterator in iterators[len(elements) :])
+            elements += tuple(_drawn(draw, each) for each in iterators[len(elements) :])
             drawn = {ELEMENTS: (iterators, elements)} if iterators else {}
             try:
                 result = run(compiled, *args, **kwargs, **drawn)
@@ -158,8 +162,18 @@ class Function:
         with self._lock:
             if self._compiled is None:
                 form = compiled_form(self.python_function) if self._converts else None
-                self._compiled = CompiledFunction(form or _unconverted(self.python_function))
+                form = form or _unconverted(self.python_function)
+                self._compiled = CompiledFunction(with_losses(form))
             return self._compiled
+
+
+def _drawn(draw: Callable[[DeviceIterator], ArrayTree], iterator: DeviceIterator) -> ArrayTree:
+    """Returns an element; where the function runs as replicas, one for each, `[R, ...]`."""
+    launch = current_launch()
+    if launch is None or launch.devices == 1:
+        return draw(iterator)
+    elements = [draw(iterator) for _ in range(launch.devices)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
 
 
 def _unconverted(function: Callable[..., TracedResult]) -> Callable[..., TracedResult]:

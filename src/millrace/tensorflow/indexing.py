@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace._compat.jax_tracing import is_traced
+from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace.errors import LoopError
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.values import ShapeLike, TensorLike, shape_of
@@ -72,6 +72,26 @@ def _tensor(value: TensorLike) -> Any:
 
 def _embedding_lookup(params: TensorLike, ids: TensorLike) -> Any:
     return ops.take(params, ids, axis=0)
+
+
+def split_by(name: str, traced: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Returns a function that splits arrays as `numpy.split`, `numpy.dsplit` or one like them.
+
+    Outside of compiled functions it splits in host memory, since a program would have an operation
+    for each part: of thousands, where filters are looked at one by one, compiling takes minutes.
+
+    Args:
+        name: of NumPy's function.
+        traced: does the same in compiled functions.
+    """
+
+    def split(array: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        array = array.value if isinstance(array, keras.Variable) else array
+        if is_tracing() or isinstance(array, keras.KerasTensor):
+            return list(traced(array, *args, **kwargs))
+        return list(map(jnp.asarray, getattr(np, name)(np.asarray(array), *args, **kwargs)))
+
+    return split
 
 
 def _roll(input: TensorLike, shift: int | Sequence[int], axis: int | Sequence[int]) -> Any:

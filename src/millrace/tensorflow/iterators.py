@@ -19,6 +19,7 @@ from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
 from millrace.errors import QueueError, UnsupportedError
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.loops.replication import current_launch, replicas, replication_index
 from millrace.pytrees import ArrayTree
 from millrace.threads.scoped_value import ScopedValue
 
@@ -124,10 +125,24 @@ class FunctionElements:
         for index, (source, element) in enumerate(self._unused):
             if source is iterator:
                 del self._unused[index]
-                return element
+                return _of_replica(element)
         if not is_tracing() and scope is None:  # on the host, which drives a pipeline
             return iterator.take()
         raise ElementNeeded(iterator)
+
+
+def _of_replica(element: Any) -> Any:
+    """Returns the element of the replica that is traced, out of those of all."""
+    launch = current_launch()
+    if launch is None or launch.devices == 1:
+        return element
+    if launch.devices != replicas():
+        raise UnsupportedError(
+            f"next(iterator) outside of a loop gives each of {launch.devices} devices an element, "
+            f"and the function has {replicas()} replicas, since it uses shards. Call next() in a "
+            "loop, for _ in tf.range(1), or configure one device for each replica."
+        )
+    return jax.tree.map(lambda leaf: leaf[replication_index()], element)
 
 
 class IterationElement:

@@ -16,7 +16,8 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from millrace.tensorflow.values import ShapeLike, TensorLike
+from millrace.tensorflow.random import seed_or_generator
+from millrace.tensorflow.values import ShapeLike, TensorLike, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
@@ -172,7 +173,8 @@ def _random(draw: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         first = options.get("mean", options.get("minval", first))
         second = options.get("stddev", options.get("maxval", second))
-        return draw(shape, first, second, _float(dtype), options.get("seed"))
+        seed = seed_or_generator(options.get("seed"))
+        return draw(shape_of(shape), first, second, _float(dtype), seed)
 
     return make
 
@@ -211,7 +213,7 @@ OPS: dict[str, Callable[..., Any]] = {
     ),
     "dot": _dot,
     "dropout": lambda x, level, noise_shape=None, seed=None: keras.random.dropout(
-        x, level, noise_shape, seed
+        x, level, noise_shape, seed_or_generator(seed)
     ),
     "dtype": lambda x: str(np.dtype(x.dtype)),
     "eval": _value,

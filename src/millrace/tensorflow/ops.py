@@ -20,6 +20,7 @@ from millrace.loops.scope import context_of
 from millrace.tensorflow.conversion.convert import recognize
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.indexing import split_by
 from millrace.tensorflow.values import HostArray, ShapeLike, TensorLike, TensorValue, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
@@ -159,12 +160,16 @@ def _split(
     value: TensorLike, num_or_size_splits: int | Sequence[int], axis: int = 0
 ) -> list[TensorValue]:
     if isinstance(num_or_size_splits, int):
-        return list(ops.split(value, num_or_size_splits, axis))
-    return list(ops.split(value, list(np.cumsum(num_or_size_splits)[:-1]), axis))
+        return _parts_of(value, num_or_size_splits, axis)
+    return _parts_of(value, list(np.cumsum(num_or_size_splits)[:-1]), axis)
 
 
 def _unstack(value: TensorLike, num: int | None = None, axis: int = 0) -> list[TensorValue]:
-    return list(ops.unstack(value, num, axis))
+    number = value.shape[axis] if num is None else num  # type: ignore[union-attr, index]
+    return [ops.squeeze(part, axis) for part in _parts_of(value, number, axis)]
+
+
+_parts_of = split_by("split", ops.split)
 
 
 def _gather(

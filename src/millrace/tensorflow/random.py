@@ -1,9 +1,11 @@
 """`tf.random`, by `keras.random`: the same seed gives other numbers than TensorFlow's.
 
-Without a seed, operations of a compiled function draw from one generator of the process. Its state
-is a variable, so each call of the function, and each iteration of a loop, has other numbers.
+Without a seed, operations of a compiled function draw from one generator of the process, and those
+in a layer of a model from one of the layer. Their states are variables, so each call of the
+function, each iteration of a loop and each step has other numbers.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
+from millrace._compat.keras_random import generator_of_layer, note_models_of_steps
 from millrace._compat.keras_steps import current_scope
 from millrace.checkpoints.random_state import SHARED_SEEDS, SharedSeed
 from millrace.errors import OptionError
@@ -29,13 +32,13 @@ def set_seed(seed: int) -> None:
 
 
 def seed_or_generator(seed: int | None) -> Any:
-    """Returns what `keras.random` takes as a seed: without one, the generator of the process.
+    """Returns what `keras.random` takes as a seed: a generator, where functions are compiled.
 
-    Outside of compiled functions None stays None: Keras then draws from a generator of its own.
+    Outside of these and of layers None stays None: Keras then draws from a generator of its own.
     """
-    if seed is not None or context_of(current_scope()) is None:
-        return seed
-    return _made_generator()
+    if context_of(current_scope()) is None:
+        return generator_of_layer(seed) or seed
+    return _made_generator() if seed is None else seed
 
 
 def _made_generator() -> keras.random.SeedGenerator:
@@ -51,34 +54,19 @@ SHARED_SEEDS["tensorflow"] = SharedSeed(
 )
 
 
-def normal(
-    shape: ShapeLike,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
-) -> Any:
-    """Returns random numbers of a normal distribution."""
-    del name
-    return keras.random.normal(
-        shape_of(shape), mean, stddev, as_dtype(dtype).name, seed_or_generator(seed)
-    )
+def _normal(draw: Callable[..., Any]) -> Callable[..., Any]:
+    def numbers(
+        shape: ShapeLike,
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        dtype: DTypeLike = "float32",
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Any:
+        del name
+        return draw(shape_of(shape), mean, stddev, as_dtype(dtype).name, seed_or_generator(seed))
 
-
-def truncated_normal(
-    shape: ShapeLike,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: DTypeLike = "float32",
-    seed: int | None = None,
-    name: str | None = None,
-) -> Any:
-    """Returns normally distributed numbers, all within two standard deviations of the mean."""
-    del name
-    return keras.random.truncated_normal(
-        shape_of(shape), mean, stddev, as_dtype(dtype).name, seed_or_generator(seed)
-    )
+    return numbers
 
 
 def uniform(
@@ -104,32 +92,21 @@ def shuffle(value: TensorLike, seed: int | None = None, name: str | None = None)
     return keras.random.shuffle(value, 0, seed_or_generator(seed))
 
 
-def stateless_normal(
-    shape: ShapeLike,
-    seed: TensorLike,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: DTypeLike = "float32",
-    name: str | None = None,
-) -> Any:
-    """Returns normally distributed numbers, the same for the same two numbers in `seed`."""
-    del name
-    numbers = jax.random.normal(_key(seed), shape_of(shape), as_dtype(dtype))
-    return _scaled(numbers, mean, stddev)
+def _stateless_normal(draw: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Returns a function of random numbers that are the same for the same two in `seed`."""
 
+    def numbers(
+        shape: ShapeLike,
+        seed: TensorLike,
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
+    ) -> Any:
+        del name
+        return _scaled(draw(_key(seed), shape_of(shape), as_dtype(dtype)), mean, stddev)
 
-def stateless_truncated_normal(
-    shape: ShapeLike,
-    seed: TensorLike,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: DTypeLike = "float32",
-    name: str | None = None,
-) -> Any:
-    """Returns the same with all numbers within two standard deviations of the mean."""
-    del name
-    numbers = jax.random.truncated_normal(_key(seed), -2, 2, shape_of(shape), as_dtype(dtype))
-    return _scaled(numbers, mean, stddev)
+    return numbers
 
 
 def stateless_uniform(
@@ -163,13 +140,20 @@ def _key(seed: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), first), second)
 
 
-normal, truncated_normal, uniform, shuffle = (
-    op(f"random.{function.__name__}", function, keeps_names=True)
-    for function in (normal, truncated_normal, uniform, shuffle)
-)
-stateless_normal, stateless_truncated_normal, stateless_uniform = (
-    op(f"random.{function.__name__}", function, keeps_names=True)
-    for function in (stateless_normal, stateless_truncated_normal, stateless_uniform)
+note_models_of_steps()
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "normal": _normal(keras.random.normal),
+    "truncated_normal": _normal(keras.random.truncated_normal),
+    "uniform": uniform,
+    "shuffle": shuffle,
+    "stateless_normal": _stateless_normal(jax.random.normal),
+    "stateless_truncated_normal": _stateless_normal(
+        lambda key, shape, dtype: jax.random.truncated_normal(key, -2, 2, shape, dtype)
+    ),
+    "stateless_uniform": stateless_uniform,
+}
+globals().update(
+    {name: op(f"random.{name}", f, keeps_names=True) for name, f in _FUNCTIONS.items()}
 )
 
 

@@ -8,7 +8,7 @@ Unsupported, UnsupportedModule                       what the imports give
 """
 
 import importlib.machinery
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias, Union
 
@@ -106,32 +106,24 @@ class UnsupportedModule(ModuleType):
         return Unsupported(f"{self._shown}.{attribute}", self._instead)
 
 
-class Replaced:
-    """Base of classes that are here only to raise; see `refuse`."""
-
-
 def is_supported(value: object) -> bool:
     """Whether a value is none of those that only raise."""
-    if isinstance(value, type):
-        return not issubclass(value, Replaced)
     if getattr(value, "only_raises", False) is True:  # a function
         return False
     return not isinstance(value, Unsupported | UnsupportedModule)
 
 
-def refuse(name: str, instead: str, lines: Sequence[str] = ()) -> NoReturn:
+def refuse(name: str, instead: str) -> NoReturn:
     """Raises the error of a name that is not here.
 
     Args:
         name: as a program writes it.
         instead: what to write in its place, in the words of `millrace port`.
-        lines: that code, where the arguments are known.
 
     Raises:
         UnsupportedNameError: always.
     """
-    code = "".join(f"\n    {line}" for line in lines)
     raise UnsupportedNameError(
         f"{name} is not in millrace. In its place: {instead}. `millrace port` lists all such lines "
-        f"of a program.{' With these arguments:' if lines else ''}{code}"
+        "of a program."
     )

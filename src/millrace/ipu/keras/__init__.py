@@ -10,12 +10,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from millrace.ipu.lazy_modules import submodule as _submodule
-from millrace.ipu.old_models import IPUModel as IPUModel
-from millrace.ipu.old_models import IPUSequential as IPUSequential
-from millrace.ipu.old_models import Model as Model
-from millrace.ipu.old_models import PipelineModel as PipelineModel
-from millrace.ipu.old_models import PipelineSequential as PipelineSequential
-from millrace.ipu.old_models import Sequential as Sequential
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import keras
 
 from millrace.errors import OptionError
 from millrace.ipu.keras.layers.normalization import normalize_groups as _normalize_groups
-from millrace.ipu.replacements import IPU as _IPU
 from millrace.ipu.replacements import other_name as _other_name
 from millrace.tensorflow.unsupported import refuse as _refuse
 
@@ -107,5 +106,4 @@ def _normalized(inputs: Any, groups: int, axis: int, strided: bool, epsilon: flo
 
 def _refuse_weights(name: str, layer: str) -> None:
     """Raises the layer that has the weights: a function has no place for them."""
-    instead = _IPU["ipu.normalization_ops"]
-    _refuse(f"ipu.normalization_ops.{name} with weights", instead, [f"ipu.keras.layers.{layer}"])
+    _refuse(f"ipu.normalization_ops.{name} with weights", f"ipu.keras.layers.{layer}")

@@ -118,9 +118,9 @@ def _checked(output: OptimizerFunctionOutput, replicas: int) -> keras.optimizers
     optimizer = without_exchange(output.opt)
     if replicas > 1 and optimizer is output.opt:
         raise OptionError(
-            f"The pipeline runs as {replicas} replicas, and {type(output.opt).__name__} would "
-            "update each of them by its own gradients. Wrap it in CrossReplicaOptimizer, or "
-            "configure only as many devices as one replica of the pipeline takes."
+            f"The pipeline runs as {replicas} replicas and applies the mean of their gradients, "
+            f"which {type(output.opt).__name__} does not ask for. Wrap it in "
+            "CrossReplicaOptimizer, or configure only as many devices as one replica takes."
         )
     return optimizer
 

@@ -12,10 +12,8 @@ import jax
 import keras
 
 from millrace._compat.keras_optimizers import let_names_be_given
-from millrace.errors import DTypeError
-from millrace.loops.gradients import value_and_grad
-from millrace.loops.scope import look_at
 from millrace.optimizers.wrapping import WrappingOptimizer
+from millrace.tensorflow.computed_losses import gradients_of
 
 let_names_be_given()
 
@@ -25,35 +23,25 @@ class Minimizing(WrappingOptimizer):
 
     def compute_gradients(
         self,
-        loss: Callable[[], object],
+        loss: Callable[[], object] | jax.Array,
         var_list: Sequence[keras.Variable] | None = None,
         **_: object,
     ) -> list[tuple[Any, Any]]:
         """Returns pairs of gradients and variables.
 
         Args:
-            loss: a function without arguments.
+            loss: a function without arguments, or a value that the function computes in which
+                this is called.
             var_list: the variables; None takes all trainable variables that `loss` reads.
 
         Raises:
-            DTypeError: if `loss` is a value.
+            DTypeError: if `loss` is another value.
         """
-        if not callable(loss):
-            raise DTypeError(
-                f"A value that has been computed has no gradients. Received: "
-                f"loss={type(loss).__name__}. Set a function, minimize(lambda: loss_of(x, y), "
-                "variables), or take gradients by tf.GradientTape or millrace.value_and_grad() "
-                "and call apply_gradients(zip(gradients, variables))."
-            )
-        if var_list is None:
-            touched = look_at(loss)
-            var_list = [v for v in (*touched.fixed, *touched.changed) if v.trainable]
-        gradients = value_and_grad(loss, var_list)[1]
-        return list(zip(gradients, var_list, strict=True))
+        return gradients_of(loss, var_list)
 
     def minimize(
         self,
-        loss: Callable[[], object],
+        loss: Callable[[], object] | jax.Array,
         var_list: Sequence[keras.Variable] | keras.Variable | None = None,
         global_step: keras.Variable | None = None,
         **_: object,
@@ -61,7 +49,7 @@ class Minimizing(WrappingOptimizer):
         """Computes gradients and applies them.
 
         Args:
-            loss: a function without arguments.
+            loss: as for `compute_gradients`.
             var_list: the variables, as for `compute_gradients`; or the global step, which
                 TensorFlow 1 has as the second argument.
             global_step: a variable to add 1 to.

@@ -1,6 +1,8 @@
 """Models as in Keras 2: `fit_generator`, `fit(workers=4)`, `predict_classes`, `reset_states`.
 
 train_on_batch, test_on_batch    the metrics of this batch alone, unless `reset_metrics=False`
+labels `(n,)`                    columns `(n, 1)`; one label, and each metric, is for all outputs
+predictions `(n, t, 1)`          `(n, t)` in metrics, where the labels have that rank
 """
 
 import functools
@@ -11,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from millrace._compat.keras_build import give_metrics_to_outputs
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
 from millrace.porting.keras2 import habits_of
@@ -26,6 +29,9 @@ def mend_models() -> None:
         replace_method(keras.Model, name, functools.partial(_method, name))
     for name in ("train_on_batch", "test_on_batch"):
         replace_method(keras.Model, name, _of_one_batch)
+    for name in ("compute_loss", "compute_metrics"):
+        replace_method(keras.Model, name, _of_labels)
+    replace_method(keras.metrics.MeanMetricWrapper, "update_state", _of_one_rank)
     replace_method(keras.losses.Loss, "__init__", _loss)
     for name in _LOOPS:
         add(KERAS2_CALLS, keras.Model, f"{name}_generator", _generator(name))
@@ -85,6 +91,51 @@ def _of_one_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, **named, **kwargs)
 
     return run
+
+
+def _of_labels(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(
+        self: keras.Model,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        *args: Any,
+        **named: Any,
+    ) -> Any:
+        return original(self, x, *_as_compared(self, y, y_pred), *args, **named)
+
+    return compute
+
+
+def _as_compared(self: keras.Model, labels: Any, predictions: Any) -> tuple[Any, Any]:
+    """Returns labels, and predictions, in the shapes in which Keras 2 compared them."""
+    flat = keras.tree.flatten(predictions)
+    if keras.tree.is_nested(predictions):
+        if labels is not None and not keras.tree.is_nested(labels):
+            labels = keras.tree.map_structure(lambda _: labels, predictions)
+        give_metrics_to_outputs(self, predictions)
+        # The losses of several outputs are averaged over rows, which a scalar does not have.
+        predictions = keras.tree.map_structure(lambda p: _with_axis(p, 0), predictions)
+    if not any(np.ndim(each) == 1 for each in flat):  # these are compared with labels as they are
+        labels = keras.tree.map_structure(lambda label: _with_axis(label, 1), labels)
+    return labels, predictions
+
+
+def _with_axis(value: Any, rank: int) -> Any:
+    has_rank = value is not None and np.ndim(value) == rank
+    return keras.ops.expand_dims(value, -1) if has_rank else value
+
+
+def _of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    def update_state(self: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+        more = len(np.shape(y_pred)) - len(np.shape(y_true))
+        if more == 1 and np.shape(y_pred)[-1] == 1:
+            y_pred = keras.ops.squeeze(y_pred, -1)
+        elif more == -1 and np.shape(y_true)[-1] == 1:
+            y_true = keras.ops.squeeze(y_true, -1)
+        return original(self, y_true, y_pred, *args, **kwargs)
+
+    return update_state
 
 
 def _loss(original: Callable[..., None]) -> Callable[..., None]:

@@ -17,6 +17,7 @@ from millrace._compat.keras_optimizers import trained_by
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
 from millrace.errors import UnsupportedError
+from millrace.optimizers.wrapping import added_up
 from millrace.porting.mending.calls import mended_arguments, replace_method, signed
 from millrace.porting.object_names import ASSIGNMENTS, COUNTED, OVERRIDES
 
@@ -128,7 +129,8 @@ def _apply_transformed(
 ) -> object:
     optimizer: Any = apply.__self__  # type: ignore[attr-defined]
     variables = trainable_variables or trained_by(optimizer)
-    pairs = list(zip(grads, variables, strict=True))
-    for transform in transforms:
-        pairs = list(transform(pairs))
-    return apply([gradient for gradient, _ in pairs], trainable_variables)
+    with added_up(optimizer, grads) as sums:
+        pairs = list(zip(sums, variables, strict=True))
+        for transform in transforms:
+            pairs = list(transform(pairs))
+        return apply([gradient for gradient, _ in pairs], trainable_variables)

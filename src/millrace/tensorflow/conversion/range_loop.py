@@ -21,6 +21,7 @@ from millrace.loops.host_loop import OnHost
 from millrace.loops.repeat import repeat
 from millrace.loops.scope import look_at
 from millrace.pytrees import ArrayTree
+from millrace.tensorflow.computed_losses import with_losses
 from millrace.tensorflow.iterators import (
     DeviceIterator,
     ElementNeeded,
@@ -98,7 +99,7 @@ class _RangeLoop:
     def run(self, number: RangeNumber, values: list[object]) -> tuple[Any, ...]:
         trees = [self._array(value) for value in self._with_zeros(values)]
         infeed = None if self._iterator is None else self._iterator.queue
-        result = repeat(number, self._iteration, [jnp.int32(0), *trees], infeed)
+        result = repeat(number, with_losses(self._iteration), [jnp.int32(0), *trees], infeed)
         return tuple(result[1:]) if trees else ()
 
     def _iteration(self, index: jax.Array, *args: ArrayTree, **named: ArrayTree) -> list[Any]:
