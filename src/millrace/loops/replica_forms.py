@@ -57,15 +57,17 @@ class ReplicaForm:
     # Whether each of the results of a program is split.
     results = ProgramResults(AS_WHOLE, IN_PARTS, IN_PARTS, AS_WHOLE, AS_WHOLE)  # type: ignore[arg-type]
 
-    def __init__(self, count: int = 1, devices: tuple[jax.Device, ...] | None = None):
+    def __init__(self, count: int = 1, group: DeviceGroup | None = None):
         """Sets the number of replicas.
 
         Args:
             count: number of replicas.
-            devices: of the program; None for the default device.
+            group: a device for each; None for the default device.
         """
-        self.count, self.devices = count, devices
-        self.local: Sequence[int] = range(count)  # replicas of this process
+        self.count, self._group = count, group
+        self.devices = None if group is None else group.devices  # of the program
+        # Replicas of this process.
+        self.local: Sequence[int] = range(count) if group is None else group.local
         self._sharding: jax.sharding.Sharding | None = None  # where values are bound to a device
         self._copying: dict[tuple[bool, ...], Callable[..., list[jax.Array]]] = {}
 
@@ -76,11 +78,14 @@ class ReplicaForm:
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes; it may be in another trace."""
-        return nullcontext()
+        return nullcontext() if self.count == 1 else looking(self.count, self._group)
 
     def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
         """Traces the function of one replica; returns its graph and the specs of its results."""
-        return trace(function, *specs)
+        if self.count == 1:
+            return trace(function, *specs)
+        axes = [(REPLICA, self.count)]
+        return trace(in_trace(function, self.count, self._group), *specs, axes=axes)
 
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
@@ -154,15 +159,6 @@ class ReplicaForm:
 class BatchOfReplicas(ReplicaForm):
     """All replicas on one device, where there are not enough devices for them."""
 
-    def looking(self) -> AbstractContextManager[Any]:
-        """Surrounds traces that only look for variables and shapes."""
-        return looking(self.count, None)
-
-    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
-        """Traces the function of one replica, as one of a batch."""
-        axes = [(REPLICA, self.count)]
-        return trace(in_trace(function, self.count, None), *specs, axes=axes)
-
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
     ) -> Callable[..., Any]:
@@ -195,19 +191,10 @@ class ReplicasOnDevices(ReplicaForm):
     """Each replica on a device of its own, of this process or of several."""
 
     def __init__(self, group: DeviceGroup):
-        super().__init__(group.replicas, group.devices)
-        self._group, self.local = group, group.local
+        super().__init__(group.replicas, group)
+        self._devices = group
         if not group.is_local:  # each process has the taps of all
             self.results = self.results._replace(tapped=AS_WHOLE)
-
-    def looking(self) -> AbstractContextManager[Any]:
-        """Surrounds traces that only look for variables and shapes."""
-        return looking(self.count, self._group)
-
-    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
-        """Traces the function of one replica, for its device."""
-        axes = [(REPLICA, self.count)]
-        return trace(in_trace(function, self.count, self._group), *specs, axes=axes)
 
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
@@ -225,27 +212,27 @@ class ReplicasOnDevices(ReplicaForm):
 
         arguments = tuple(arguments)
         specs = jax.tree.map(_mesh_spec, (arguments, results))
-        return on_devices(one, self._group, *specs)
+        return on_devices(one, self._devices, *specs)
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, with their devices."""
         whole = super().spec(spec, is_split)
-        sharding = self._group.split(0) if is_split else self._group.whole
+        sharding = self._devices.split(0) if is_split else self._devices.whole
         return jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding)
 
     def values(
         self, changed: Variables, fixed: Variables
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the values of variables: in parts, or whole on each device."""
-        return copies_on(changed, self._group), values_to_read_on(fixed, self._group)
+        return copies_on(changed, self._devices), values_to_read_on(fixed, self._devices)
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns whole values on each device."""
-        return [put_on(array, self._group.whole) for array in arrays]
+        return [put_on(array, self._devices.whole) for array in arrays]
 
     def parts(self, tree: ArrayTree) -> ArrayTree:
         """Returns values for the replicas of this process, `[local, ...]`, on their devices."""
-        return jax.tree.map(lambda leaf: put_parts(leaf, self._group, 0), tree)
+        return jax.tree.map(lambda leaf: put_parts(leaf, self._devices, 0), tree)
 
     def ending(self, results: ProgramResults) -> ProgramResults:
         """Sends the results of replica 0, and the taps of all, to the other processes."""
