@@ -61,7 +61,7 @@ class Pipeline:
         steps = of_update * updates
         if not steps:
             return
-        elements = _Elements(infeed, steps, self.replicas)
+        elements = _RunElements(infeed, steps, self.replicas)
         with self._lock:
             for variable, value in zip(self.inputs, values, strict=True):
                 variable.assign(value)
@@ -195,7 +195,7 @@ def _one_replica(index: ReplicaIndex) -> AbstractContextManager[Any]:
     return in_replica(index, 1)
 
 
-class _Elements(keras.callbacks.Callback):
+class _RunElements(keras.callbacks.Callback):
     """The elements of a run, one row each, with the index of the replica."""
 
     def __init__(self, infeed: InfeedQueue | None, steps: int, replicas: int):

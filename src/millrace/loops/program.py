@@ -158,7 +158,7 @@ class LoopProgram:
 
         def make() -> _CutFunction:
             changed, fixed, _ = self._arguments(arrays)
-            form.place([*changed, *fixed, *arrays])
+            form.take_device_of([*changed, *fixed, *arrays])
             are_split = [IN_PARTS] * len(changed), form.are_split(touched.fixed, fixed)
             specs = [
                 [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]

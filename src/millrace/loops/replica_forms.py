@@ -104,7 +104,7 @@ class ReplicaForm:
         shape = (self.count, *spec.shape) if is_split and self.count > 1 else spec.shape
         return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=self._sharding)
 
-    def place(self, values: Sequence[Array]) -> None:
+    def take_device_of(self, values: Sequence[Array]) -> None:
         """Takes the device to which values are bound for that of all programs."""
         bound = [v for v in values if isinstance(v, jax.Array) and v.committed]
         if self.devices is None and bound:
