@@ -12,6 +12,7 @@ from idioms import idiom
 
 from millrace import ipu
 from millrace.errors import OptionError, UnsupportedNameError
+from millrace.ipu.ops import internal_ops
 
 HEAD = """
 import numpy as np
@@ -141,6 +142,7 @@ with strategy.scope():
     print(model.predict(np.ones((2, 2), "float32"), batch_size=2, verbose=0).sum())
 """)
     jax.effects_barrier()
+    internal_ops._flush(internal_ops._lines())
     errors = sys.stderr.getvalue()
     assert "half: [-1.5" in errors
     assert "in: [[1. 1.]\n [1. 1.]]" in errors
