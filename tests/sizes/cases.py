@@ -14,17 +14,17 @@ import time
 os.environ["MILLRACE_CACHE_DIR"] = "off"
 DEVICES = int(sys.argv[1])
 
-import millrace
+import millrace  # noqa: E402
 
 millrace.distributed.initialize()  # alone, or as one of several processes
 
 STRATEGY = millrace.Strategy() if DEVICES == 0 else millrace.Strategy(devices=f"cpu:{DEVICES}")
 
-import jax
-import jax.numpy as jnp
-import keras
-import numpy as np
-from keras import layers
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers  # noqa: E402
 
 WATCHDOG_SECONDS = 60
 KB4, MB1, MB16 = 1 << 10, 1 << 18, 1 << 22  # numbers of float32
