@@ -191,5 +191,5 @@ def test_a_pipe_that_is_closed_early_ends_quietly():
     ) as process:
         assert process.stdout.read(10)
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert all(line.startswith(b"simulating") for line in process.stderr.read().splitlines())
         assert process.wait(60) in (0, 1)

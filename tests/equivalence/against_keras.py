@@ -87,7 +87,6 @@ class Comparison:
     updates: float
     seconds: float
     seconds_of_keras: float
-    planning: float = 0.0  # seconds that "auto" took
     stages: tuple[int, ...] = ()  # layer calls on each
     cut_at: str = ""  # the first layer call of stage 1, in execution order
 
@@ -193,9 +192,9 @@ def train(
     """
     with pipes.strategy(2 if way == "cut" else 1).scope():
         model = _built(subject, weights)
-    steps, cut = 1, {}
+    steps = 1
     if way == "cut":
-        cut = cut_in_two(model)
+        model.set_pipeline_stage_assignment("auto", num_stages=2)
     if way != "one piece":
         steps = ACCUMULATION
         options = {"gradient_accumulation_steps_per_replica": steps}
@@ -204,19 +203,17 @@ def train(
         else:
             model.set_gradient_accumulation_options(**options)
     model.compile(**{"steps_per_execution": steps, **subject.compile()})
-    return _fit(subject, model), cut
+    trained = _fit(subject, model)
+    return trained, cut_of(model) if way == "cut" else {}
 
 
-def cut_in_two(model: keras.Model) -> dict[str, Any]:
-    """Lets "auto" cut the model. Returns the fields of a Comparison that tell of it."""
-    start = time.perf_counter()
-    model.set_pipeline_stage_assignment("auto", num_stages=2)
-    planning = time.perf_counter() - start
+def cut_of(model: keras.Model) -> dict[str, Any]:
+    """Returns the fields of a Comparison that tell where "auto" has cut the model."""
     calls = pipes.leaf_calls(model.get_pipeline_stage_assignment())
     stages = [call.pipeline_stage for call in calls]
     first = calls[stages.index(1)].layer.name
     sizes = tuple(stages.count(stage) for stage in range(2))
-    return {"planning": planning, "stages": sizes, "cut_at": first}
+    return {"stages": sizes, "cut_at": first}
 
 
 def _built(subject: Subject, weights: Sequence[np.ndarray] | None = None) -> keras.Model:

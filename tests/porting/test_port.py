@@ -359,8 +359,8 @@ def _has_yaml():
         ),
         (
             "class N(keras.layers.Layer):\n    def call(self, x):\n"
-            "        return x + tf.random.normal((2,))\n",
-            "tf.random.normal without a seed in N",
+            "        return x + keras.random.normal((2,))\n",
+            "keras.random.normal without a seed in N",
             "SeedGenerator",
         ),
     ],

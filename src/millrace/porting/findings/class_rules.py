@@ -74,7 +74,9 @@ def of_random(node: ast.Call, name: str, layer: str) -> Iterator[Finding]:
         return
     if all(keyword.arg not in ("seed", None) for keyword in node.keywords):
         instead = _SEED.format(name=shown(name))
-        yield Finding(node.lineno, f"{shown(name)} without a seed in {layer}", instead)
+        what = f"{shown(name)} without a seed in {layer}"
+        # TensorFlow's draw from a generator of the layer: tensorflow/random.py.
+        yield Finding(node.lineno, what, instead, blocks=module == "keras.random")
 
 
 def _weights(node: ast.ClassDef) -> set[str]:
