@@ -7,7 +7,7 @@ fail later, in a `range` or in the validation of the first epoch, are refused he
 import inspect
 import operator
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex, cast
+from typing import SupportsFloat, SupportsIndex, cast
 
 import keras
 import numpy as np
@@ -74,11 +74,9 @@ def _check_validation(arguments: Mapping[str, object]) -> None:
     for name in _OF_VALIDATION:
         if arguments.get(name) is not None:
             _check_whole(name, arguments[name], "None or ")
-    frequency = arguments.get("validation_freq", 1)
-    if not isinstance(frequency, int | list) or frequency == 0:
+    if arguments.get("validation_freq", 1) == 0:  # Keras checks its type
         raise OptionError(
-            "validation_freq must be a whole number of at least 1, or a list of epochs. Received: "
-            f"{frequency!r} of type {type(frequency).__name__}. Set validation_freq=2 to validate "
+            "validation_freq must be at least 1. Received: 0. Set validation_freq=2 to validate "
             "after every second epoch, or leave validation_data out."
         )
 
@@ -86,20 +84,10 @@ def _check_validation(arguments: Mapping[str, object]) -> None:
 def _check_split(split: object) -> None:
     if isinstance(split, _NUMBERS) and 0 < split < 1:
         return
-    percentage = cast(Any, split) if isinstance(split, _NUMBERS) and 1 < split < 100 else None
-    advice = _share(split) if percentage is None else percentage / 100
     raise OptionError(
         "validation_split must be the share of the rows to validate with, above 0 and below 1. "
-        f"Received: {split!r}. Set validation_split={advice}."
+        f"Received: {split!r}. Set validation_split=0.2, for example."
     )
-
-
-def _share(text: object) -> float:
-    try:
-        share = float(cast(SupportsFloat, text))
-    except (TypeError, ValueError):
-        return 0.2
-    return share if 0 < share < 1 else 0.2
 
 
 def _check_class_weight(weights: object) -> None:
@@ -128,10 +116,7 @@ def _check_callbacks(callbacks: object) -> None:
             continue
         advice = "Set callbacks=[keras.callbacks.EarlyStopping(patience=3)], for example."
         if inspect.isroutine(callback):
-            advice = (
-                "Set callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=function)], whose "
-                "function takes the epoch and its logs."
-            )
+            advice = "Set callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=function)]."
         raise OptionError(
             "callbacks must be keras.callbacks.Callback objects. Received: "
             f"{callback!r} of type {type(callback).__name__}. {advice}"

@@ -76,8 +76,6 @@ def run_in_program(
     else:
         if isinstance(limit, jax.Array) and is_traced(limit):
             limit = largest(limit)
-            if context is not None:
-                limit = context.checked(limit, iteration.loop)
         carry = _compiled_loop(iteration, carry, limit)
     values, states = carry
     for variable, value in zip(changed, states, strict=True):

@@ -24,7 +24,6 @@ from millrace.loops.replica_forms import AS_WHOLE, IN_PARTS, ProgramResults, Rep
 from millrace.loops.replication import ReplicaLaunch
 from millrace.loops.scope import (
     Context,
-    EnclosingLoop,
     Touched,
     VariableScope,
     look_at,
@@ -79,7 +78,6 @@ class LoopProgram:
         self._is_prepared = False
         # Otherwise; for each combination of the options of JAX that traces depend on.
         self._pieces = MadeOnce[_CutFunction]()
-        self._loops: list[EnclosingLoop] = []  # whose numbers of iterations the program returns
         self._lock = threading.Lock()
 
     def lower(self, arrays: Sequence[Array]) -> jax.stages.Lowered | None:
@@ -115,8 +113,6 @@ class LoopProgram:
     def _finished(self, results: ProgramResults) -> Any:
         """Assigns the variables, and gives the queues of the function itself their elements."""
         self._form.assign(self._touched.changed, results.new, results.first)
-        for iterations, loop in zip(results.iterations, self._loops, strict=True):
-            loop.check(int(self._form.result(iterations)))
         if results.tapped:
             jax.block_until_ready(results)
         for queue, value in results.tapped.items():
@@ -149,9 +145,7 @@ class LoopProgram:
             context.claim(tapped)
             new = scope.values(touched.changed)
         scope.refuse_others(touched.changed)
-        self._loops = [loop for _, loop in context.to_check]
-        iterations = [iterations for iterations, _ in context.to_check]
-        return self._form.ending(ProgramResults(result, tapped, new, iterations))
+        return self._form.ending(ProgramResults(result, tapped, new))
 
     def _cut(self, arrays: Sequence[Array]) -> "_CutFunction":
         form, touched = self._form, self._touched

@@ -46,7 +46,6 @@ class ProgramResults(NamedTuple):
     result: Any  # of the function
     tapped: Tapped
     new: list[jax.Array]  # values of the variables that it assigns
-    iterations: list[jax.Array]  # of loops whose numbers the caller checks
     # The new values of replica 0, where its device belongs to another process.
     first: list[jax.Array] | None = None
 
@@ -55,7 +54,7 @@ class ReplicaForm:
     """How the replicas of a program run; this one is that of a function without replicas."""
 
     # Whether each of the results of a program is split.
-    results = ProgramResults(AS_WHOLE, IN_PARTS, IN_PARTS, AS_WHOLE, AS_WHOLE)  # type: ignore[arg-type]
+    results = ProgramResults(AS_WHOLE, IN_PARTS, IN_PARTS, AS_WHOLE)  # type: ignore[arg-type]
 
     def __init__(self, count: int = 1, group: DeviceGroup | None = None):
         """Sets the number of replicas.

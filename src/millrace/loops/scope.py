@@ -53,11 +53,6 @@ class EnclosingLoop:
         if iterations not in self._divisors:
             self._divisors.append(iterations)
 
-    @property
-    def divisors(self) -> tuple[int, ...]:
-        """Numbers that must divide the number of iterations."""
-        return tuple(self._divisors)
-
     def check(self, iterations: int) -> None:
         """Checks a number of iterations.
 
@@ -113,8 +108,6 @@ class Context:
         self._queues: list[object] = list(outer._queues) if outer is not None else []
         self._trace = trace_state()
         self.has_driven_loops = False
-        # Numbers of iterations that are checked after the run.
-        self.to_check: list[tuple[jax.Array, EnclosingLoop]] = []
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -137,19 +130,6 @@ class Context:
         self.has_driven_loops = True
         if self._outer is not None:
             self._outer.needs_host()
-
-    def checked(self, iterations: jax.Array, loop: EnclosingLoop) -> jax.Array:
-        """Returns the number of iterations that the program computes, or 0 if it is not allowed.
-
-        The program returns the number, too, and its caller raises. A loop within a loop cannot
-        return its number, and runs the iterations unchecked.
-        """
-        if self._trace != trace_state() or not loop.divisors:
-            return iterations
-        self.to_check.append((iterations, loop))
-        for divisor in loop.divisors:
-            iterations = jax.numpy.where(iterations % divisor, 0, iterations)
-        return iterations
 
     def claim(self, tapped: Tapped) -> None:
         """Reserves the queues that one loop enqueues into.

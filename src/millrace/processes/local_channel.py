@@ -99,7 +99,7 @@ def local_channel(process: int) -> "LocalChannel | None":
         ring = Ring.reserve(LEAST_BYTES)
     except (OSError, AttributeError):  # no memory, or a system without it
         ring = None
-    connected = connect_locally(process, "channel", ring is not None)
+    connected = connect_locally(process, ring is not None)
     return None if connected is None or ring is None else LocalChannel(connected, ring, process)
 
 

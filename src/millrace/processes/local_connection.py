@@ -27,25 +27,24 @@ from millrace.errors import ProcessError
 _SECONDS = 300  # for the other process to come
 _TOKEN_SECONDS = 5.0
 _WAITING = 16  # connections that have not been accepted
-# Connections so far, by process, purpose and pair: the two may connect again after an error.
+# Connections so far, by process and pair: the two may connect again after an error.
 _numbers: dict[tuple[int, str], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-def connect_locally(process: int, purpose: str, is_able: bool = True) -> socket.socket | None:
+def connect_locally(process: int, is_able: bool = True) -> socket.socket | None:
     """Returns a socket to another process; None if the two do not see each other.
 
     Both processes call this, and wait for each other. The socket keeps the bounds of messages.
 
     Args:
         process: number of the other process.
-        purpose: of the connection; the two have one for each.
         is_able: whether this process can use it. If one of the two cannot, both get None.
 
     Raises:
         ProcessError: if the other process does not come in time.
     """
     here = process_index()
-    pair = f"millrace/{purpose}/{min(here, process)}-{max(here, process)}"
+    pair = f"millrace/channel/{min(here, process)}-{max(here, process)}"
     key = f"{pair}/{next(_numbers[here, pair])}"
     try:
         return (_invite if here < process else _accept)(key, is_able)
