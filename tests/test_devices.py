@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.devices import devices_of_environment, find_devices
+from millrace.devices import devices_of_environment, find_devices, spare_threads
 from millrace.errors import DeviceError, OptionError
 
 
@@ -108,3 +109,11 @@ def test_the_number_of_devices_that_the_environment_sets(flags, number, wanted, 
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", number)
     assert devices_of_environment() == wanted
+
+
+def test_xla_has_threads_to_spare(monkeypatch):
+    for given, expected in (("", "32"), ("3", "32"), ("100", "100"), ("many", "32")):
+        for name in ("NPROC", "PJRT_NPROC"):
+            monkeypatch.setenv(name, given)
+        spare_threads()  # for the 8 devices of the tests
+        assert (os.environ["NPROC"], os.environ["PJRT_NPROC"]) == (expected, expected)

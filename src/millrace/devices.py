@@ -252,14 +252,15 @@ def spare_threads() -> None:
     A device that waits in a collective operation holds a thread of the pool, and so does one that
     calls a Python function of the user. With only as many threads as devices, all of them waited
     and none was left for the copy or the program that they waited for. Without effect once JAX
-    has started, and where the environment sets a number of threads.
+    has started, and where the environment sets more threads than that.
     """
     asked = getattr(jax.config, "jax_num_cpu_devices", 1)
     devices = max(asked, devices_of_environment() or 1)
     if devices > 1:
-        threads = str(max(os.cpu_count() or 1, _THREADS_PER_DEVICE * devices))
+        threads = max(os.cpu_count() or 1, _THREADS_PER_DEVICE * devices)
         for name in ("NPROC", "PJRT_NPROC"):
-            os.environ.setdefault(name, threads)
+            given = os.environ.get(name, "")
+            os.environ[name] = str(max(threads, int(given) if given.isdecimal() else 0))
 
 
 def _make_virtual(number: int) -> None:
