@@ -41,7 +41,7 @@ REFUSED = {
     "split above all": ("fit", {"validation_split": 2}, ["above 0 and below 1", "Received: 2"]),
     "split in percent": ("fit", {"validation_split": 20}, ["Set validation_split=0.2."]),
     "split negative": ("fit", {"validation_split": -0.1}, ["Received: -0.1", "share of the rows"]),
-    "split as text": ("fit", {"validation_split": "0.1"}, ["'0.1'", "Set validation_split=0.1."]),
+    "split as text": ("fit", {"validation_split": "0.1"}, ["'0.1'", "Set validation_split=0.2."]),
     "validation steps": ("fit", {**VALIDATION, "validation_steps": "1"}, ["validation_steps=1."]),
     "validation batch": (
         "fit",

@@ -74,9 +74,11 @@ def _check_validation(arguments: Mapping[str, object]) -> None:
     for name in _OF_VALIDATION:
         if arguments.get(name) is not None:
             _check_whole(name, arguments[name], "None or ")
-    if arguments.get("validation_freq", 1) == 0:  # Keras checks its type
+    frequency = arguments.get("validation_freq", 1)
+    if not isinstance(frequency, int | list) or frequency == 0:
         raise OptionError(
-            "validation_freq must be at least 1. Received: 0. Set validation_freq=2 to validate "
+            "validation_freq must be a whole number of at least 1, or a list of epochs. Received: "
+            f"{frequency!r} of type {type(frequency).__name__}. Set validation_freq=2 to validate "
             "after every second epoch, or leave validation_data out."
         )
 
@@ -86,7 +88,7 @@ def _check_split(split: object) -> None:
         return
     raise OptionError(
         "validation_split must be the share of the rows to validate with, above 0 and below 1. "
-        f"Received: {split!r}. Set validation_split=0.2, for example."
+        f"Received: {split!r}. Set validation_split=0.2."
     )
 
 
