@@ -208,8 +208,9 @@ def hundred_layers():
 
     x = rows(64, 16)
     statistics = millrace.callbacks.TensorStatistics(activations="dense_9*")
-    watch = millrace.callbacks.NaNWatch(directory=tempfile.mkdtemp())
-    found = trained(build, x, x[:, :1], 8, lambda m: None, steps=4, callbacks=[statistics, watch])
+    watch = millrace.callbacks.NaNWatch(gradients=["*/kernel"], directory=tempfile.mkdtemp())
+    callbacks = [statistics, watch]
+    found = trained(build, x, x[:, :1], 8, lambda m: None, steps=4, callbacks=callbacks)
     assert watch.found is None
     check(found, trained(build, x, x[:, :1], 8), 1e-4)
 
@@ -266,9 +267,9 @@ def ahead_of_time():
         model = build()
     model.compile("sgd", "mse", steps_per_execution=2)
     model.precompile((x[:16], x[:16]), steps_per_epoch=4)
-    count = len(STRATEGY.compile_log)
+    count = sum(each.is_executable for each in STRATEGY.compile_log)
     model.fit(x, x, batch_size=16, verbose=0)
-    assert len(STRATEGY.compile_log) == count
+    assert sum(each.is_executable for each in STRATEGY.compile_log) == count
     assert STRATEGY.export_executables(tempfile.mkdtemp()) >= 1
 
 
