@@ -342,3 +342,19 @@ def test_a_loss_scale_decides_on_each_replica():
         return compile_function(lambda: repeat(3, body, 0))(), queue.dequeue()
 
     assert_same_bits(run, 2)
+
+
+def test_a_value_that_a_loop_reads_may_become_different_on_replicas():
+    def run():
+        weight, queue = keras.Variable(np.float32(1)), OutfeedQueue()
+        read = compile_function(lambda: repeat(2, lambda: queue.enqueue(weight.value)))
+        change = compile_function(lambda: weight.assign_add(1.0 + replication_index()))
+        read()
+        change()
+        read()
+        weight.assign(5.0)
+        read()
+        return queue.dequeue()
+
+    found = assert_same_bits(run, 2)
+    np.testing.assert_array_equal(found[::2], [[1, 1], [2, 3], [5, 5]])

@@ -36,6 +36,9 @@ from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped, collecting
 from millrace.threads.made_once import MadeOnce
 
+# Values of variables that a program assigns, and of others that it reads; the user's arrays.
+_Arguments = tuple[list[jax.Array], list[jax.Array], list[Array]]
+
 
 class LoopProgram:
     """A function of arrays; the values of its variables are further arguments of the program."""
@@ -76,7 +79,7 @@ class LoopProgram:
                 source=FunctionSource(touched.changed, touched.fixed),
             )
         self._is_prepared = False
-        # Otherwise; for each combination of the options of JAX that traces depend on.
+        # Otherwise; by the options of JAX that traces depend on, and which values are split.
         self._pieces = MadeOnce[_CutFunction]()
         self._lock = threading.Lock()
 
@@ -93,22 +96,23 @@ class LoopProgram:
         touched, compiled = self._touched, self._compiled
         if compiled is None and is_tracing():
             refuse_driven_loop("a function of JAX")
-        # Variables and queues belong to one run at a time. The function is traced before.
-        cut = self._cut(arrays) if compiled is None else None
-        if compiled is not None and not self._is_prepared:
-            compiled.prepare(*self._arguments(arrays))
+        if not self._is_prepared:  # the function is traced without the lock
+            arguments = self._arguments(arrays)
+            _ = self._cut(arguments) if compiled is None else compiled.prepare(*arguments)
             self._is_prepared = True
         if compile_only.is_on_for_functions():
             compile_only.check_cache()
             return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), touched.result)
         if compiled is not None and not touched.tapped and not touched.changed:
             return self._finished(compiled(*self._arguments(arrays)))
-        with self._lock, exchanging(cut.exchanges() if cut else (), touched.tapped):
+        with self._lock:  # variables and queues belong to one run at a time
             arguments = self._arguments(arrays)
-            results: ProgramResults = (
-                cut(arguments) if cut else compiled(*arguments)  # type: ignore[misc]
-            )
-            return self._finished(results)
+            cut = self._cut(arguments) if compiled is None else None
+            with exchanging(cut.exchanges() if cut else (), touched.tapped):
+                results: ProgramResults = (
+                    cut(arguments) if cut else compiled(*arguments)  # type: ignore[misc]
+                )
+                return self._finished(results)
 
     def _finished(self, results: ProgramResults) -> Any:
         """Assigns the variables, and gives the queues of the function itself their elements."""
@@ -120,9 +124,7 @@ class LoopProgram:
             queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
         return self._form.result(results.result)
 
-    def _arguments(
-        self, arrays: Sequence[Array]
-    ) -> tuple[list[jax.Array], list[jax.Array], list[Array]]:
+    def _arguments(self, arrays: Sequence[Array]) -> _Arguments:
         form, touched = self._form, self._touched
         return *form.values(touched.changed, touched.fixed), form.arguments(arrays)
 
@@ -147,26 +149,27 @@ class LoopProgram:
         scope.refuse_others(touched.changed)
         return self._form.ending(ProgramResults(result, tapped, new))
 
-    def _cut(self, arrays: Sequence[Array]) -> "_CutFunction":
+    def _cut(self, arguments: _Arguments) -> "_CutFunction":
         form, touched = self._form, self._touched
+        changed, fixed, arrays = arguments
+        # A value that is only read is split while replicas have copies of their own.
+        are_split = form.are_split(touched.fixed, fixed)
 
         def make() -> _CutFunction:
-            changed, fixed, _ = self._arguments(arrays)
             form.take_device_of([*changed, *fixed, *arrays])
-            are_split = [IN_PARTS] * len(changed), form.are_split(touched.fixed, fixed)
             specs = [
                 [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
                 for variables in (touched.changed, touched.fixed)
             ]
             with unwatched():
                 graph, tree = form.traced(self._of_one, *specs, self._specs)
-            inputs = [*are_split[0], *are_split[1], *[AS_WHOLE] * len(arrays)]
+            inputs = [*[IN_PARTS] * len(changed), *are_split, *[AS_WHOLE] * len(arrays)]
             results = jax.tree.leaves(jax.tree.broadcast(form.results, tree))
             subjects = PieceSubjects(self._subject, arrays)
             pieces = Pieces(graph, inputs, results, form, touched.changed, subjects)
             return _CutFunction(pieces, jax.tree.structure(tree))
 
-        return self._pieces.get(trace_options(), make)
+        return self._pieces.get((trace_options(), *are_split), make)
 
 
 class _CutFunction(NamedTuple):
