@@ -37,7 +37,7 @@ from millrace.taps.taps import Tapped, collecting
 from millrace.threads.made_once import MadeOnce
 
 # Values of variables that a program assigns, and of others that it reads; the user's arrays.
-_Arguments = tuple[list[jax.Array], list[jax.Array], list[Array]]
+_LoopArguments = tuple[list[jax.Array], list[jax.Array], list[Array]]
 
 
 class LoopProgram:
@@ -124,7 +124,7 @@ class LoopProgram:
             queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
         return self._form.result(results.result)
 
-    def _arguments(self, arrays: Sequence[Array]) -> _Arguments:
+    def _arguments(self, arrays: Sequence[Array]) -> _LoopArguments:
         form, touched = self._form, self._touched
         return *form.values(touched.changed, touched.fixed), form.arguments(arrays)
 
@@ -149,7 +149,7 @@ class LoopProgram:
         scope.refuse_others(touched.changed)
         return self._form.ending(ProgramResults(result, tapped, new))
 
-    def _cut(self, arguments: _Arguments) -> "_CutFunction":
+    def _cut(self, arguments: _LoopArguments) -> "_CutFunction":
         form, touched = self._form, self._touched
         changed, fixed, arrays = arguments
         # A value that is only read is split while replicas have copies of their own.
