@@ -120,7 +120,8 @@ class LoopFunction:
         if isinstance(iterator, Execution):
             iterator.check_mode(self.mode)
             if iterator.logs is not None:
-                self.calls = []
+                self.calls, self.logs = [], iterator.logs
+                runner.resume_metric_parts(())  # those of the epoch that ends: the next begins at 0
                 return iterator.logs, state
             slices: Iterable[BlockSlice] = iterator.take()
             longest = iterator.longest
@@ -146,6 +147,7 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
+        self._tell_checkpoints(runner)
         if not calls:
             raise StopIteration
         calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
@@ -163,8 +165,7 @@ class LoopFunction:
             self._end_deliveries()
         raise_failure_of_others(error)
         self._rescue(runner.state)
-        if self._controller.checkpoints is not None and self.mode is Mode.TRAIN:
-            self._controller.checkpoints.breaks_off(runner.steps_done)
+        self._tell_checkpoints(runner)
         self.last.out_of_memory = out_of_memory(error)
         if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
             span = self._position.span()
@@ -178,6 +179,10 @@ class LoopFunction:
         place = self._position.of_error()
         if place and isinstance(error, Exception) and not isinstance(error, RecompilationError):
             add_note(error, f"raised in {place}.")
+
+    def _tell_checkpoints(self, runner: Runner) -> None:
+        if self._controller.checkpoints is not None and self.mode is Mode.TRAIN:
+            self._controller.checkpoints.has_run(runner.steps_done)
 
     def _non_finite_data(self) -> str:
         """Describes the first data of the execution that is not finite, if there is some."""

@@ -105,8 +105,8 @@ class LoopCheckpoints(Protocol):
         """
         ...
 
-    def breaks_off(self, steps: int | None) -> None:
-        """After an execution that was interrupted.
+    def has_run(self, steps: int | None) -> None:
+        """After an execution, also one that was interrupted, and before its callbacks.
 
         Args:
             steps: of it that the state of the model has; None if the state is within an update.

@@ -266,8 +266,8 @@ class FitCheckpoints:
             self._past = copied({name: getattr(self._history, name) for name in HISTORY})
         self._progress.ends(self._past or {})
 
-    def breaks_off(self, steps: int | None) -> None:
-        """After an execution that was interrupted, with `steps` steps in the model's state."""
+    def has_run(self, steps: int | None) -> None:
+        """After `steps` steps that the state has, before callbacks, which may end the training."""
         if steps is None or self._position is None or self._iterator is None:
             self._position = None
         elif steps:

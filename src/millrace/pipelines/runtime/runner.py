@@ -134,6 +134,8 @@ class PipelineRunner:
             batches = next_update(remaining, size)
             if not batches:
                 break
+            if steps:
+                raise_if_interrupted()  # after the last update, the loop does so: callbacks first
             if self._clock is not None:
                 self._clock.fed()
             if self._values is None:
@@ -146,7 +148,6 @@ class PipelineRunner:
             self.steps_done = steps = steps + sum(batch.steps for batch in batches)
             if self._taps.halted is not None:
                 break
-            raise_if_interrupted()
         results += self._arrived(0)
         self._send(0)
         return results, steps
