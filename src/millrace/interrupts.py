@@ -79,7 +79,8 @@ def _is_users(frame: FrameType | None) -> bool:
     """
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in sys.stdlib_module_names or package == "__main__":
+        is_standard = package in sys.stdlib_module_names or package.startswith("namedtuple_")
+        if not is_standard or package == "__main__":
             return package not in _LIBRARIES
         frame = frame.f_back
     return True

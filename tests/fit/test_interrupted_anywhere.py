@@ -81,9 +81,9 @@ def interrupted(call, number=None, times=1):
             signal.raise_signal(signal.SIGINT)
         elif counted == number:
             # The signal would be handled in this hook, and not in the frame that it interrupts.
-            held = interrupts._held
+            handle = signal.getsignal(signal.SIGINT)
             for _ in range(times):
-                signal.default_int_handler(0, frame) if held is None else held.handle(0, frame)
+                handle(0, frame)
 
     try:
         sys.setprofile(hook)

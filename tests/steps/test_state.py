@@ -42,7 +42,9 @@ def test_what_a_step_must_not_do_to_its_state():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
     model.compile("sgd", "mse")
     old = state((2, 1), (3,), (), ())
-    with pytest.raises(ModelError, match=r"sgd\S*/iteration': .* its shape from \(\) to \(5,\)"):
+    with pytest.raises(
+        ModelError, match=r"(?i)sgd\S*/iteration': .* its shape from \(\) to \(5,\)"
+    ):
         with_dtypes_of(state((2, 1), (3,), (5,), ()), old, model)
     with pytest.raises(ModelError, match=r"1 trainable .* 1 metric before, 3 lists after"):
         with_dtypes_of(state((2, 1), (3,), ()), old, model)

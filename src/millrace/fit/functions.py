@@ -147,7 +147,8 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
-        self._tell_checkpoints(runner)
+        if isinstance(iterator, Execution):  # not `train_on_batch` of a callback
+            self._tell_checkpoints(runner)
         if not calls:
             raise StopIteration
         calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]

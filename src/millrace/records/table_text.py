@@ -22,6 +22,7 @@ class TableRecord(TextRecord):
     """A record that prints itself on a console."""
 
     __slots__ = ()
+    _print: Callable[[Console], None]  # a method of each
 
     def show(self, console: Console | None = None) -> None:
         """Prints it on a console; None is standard output."""
@@ -32,9 +33,6 @@ class TableRecord(TextRecord):
 
     def __str__(self) -> str:
         return text_of(self._print)
-
-    def _print(self, console: Console) -> None:
-        raise NotImplementedError
 
 
 def text_of(print_on: Callable[[Console], None]) -> str:

@@ -304,8 +304,7 @@ class FitCheckpoints:
     def _say_saved(self) -> None:
         if self._schedule.writes:
             logger.warning(
-                "The training was interrupted, and saved in %s. The same script goes on from "
-                "there.",
+                "The training was interrupted, and saved in %s. The same script goes on there.",
                 self._directory.path_of(self._step),
             )
 
