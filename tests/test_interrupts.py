@@ -75,7 +75,7 @@ def test_a_second_one_waits_for_code_that_holds_values(monkeypatch, capfd):
         assert "Another one ends it now, which can lose them." in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             interrupts._held.handle(signal.SIGINT, library)
-    made = collections.namedtuple("Made", "value")  # its constructor is a module of its own
+    made = collections.namedtuple("Made", "value")  # the globals of its constructor name no library
     in_constructor = types.SimpleNamespace(f_globals=made.__new__.__globals__, f_back=library)
     assert not interrupts._is_users(in_constructor)
     with held_back():

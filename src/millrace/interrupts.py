@@ -68,19 +68,18 @@ class _Held:
             raise KeyboardInterrupt
 
 
-_LIBRARIES = {"millrace", "keras", "jax", "jaxlib", "numpy"}
+_LIBRARIES = {"millrace", "keras", "optree", "jax", "jaxlib", "numpy"}
 
 
 def _is_users(frame: FrameType | None) -> bool:
     """Whether code of the user runs, which may be interrupted: a callback, or a layer's `call`.
 
     Our own code, and that of Keras and JAX, may just have values in its hands that are nowhere
-    else. The standard library works for its caller.
+    else. The standard library, and the constructor of a named tuple, work for their callers.
     """
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        is_standard = package in sys.stdlib_module_names or package.startswith("namedtuple_")
-        if not is_standard or package == "__main__":
+        if package not in sys.stdlib_module_names and not package.startswith("namedtuple_"):
             return package not in _LIBRARIES
         frame = frame.f_back
     return True

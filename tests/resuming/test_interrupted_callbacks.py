@@ -116,3 +116,10 @@ def test_devices(tmp_path, model, call, callback):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_epoch_that_has_ended(tmp_path, devices):
     compare(tmp_path, EndsEpoch, 1, "arrays", devices=devices)
+
+
+@pytest.mark.parametrize("callback", [Presses, EndsEpoch])
+def test_averages_are_not_taken_for_weights(tmp_path, callback):
+    """Keras puts an optimizer's averages into the weights, whatever ends the training."""
+    optimizer = lambda: keras.optimizers.SGD(0.01, use_ema=True)  # noqa: E731
+    compare(tmp_path, callback, 1, "arrays", optimizer=optimizer, executed=STEPS)

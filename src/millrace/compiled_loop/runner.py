@@ -146,8 +146,8 @@ class ScanRunner:
     def _run(self, state: State, execution: ExecutionSteps, results: list[CallResult]) -> State:
         rules = self._rules_of(execution)
         for call, start in self._blocks.calls(execution.slices, rules, self._enter):
-            if results and self._update is None:
-                raise_if_interrupted()  # after the last call, the loop does so: its callbacks first
+            if results and self._update is None:  # after the last call, callbacks come first
+                raise_if_interrupted()
             state = self._calls[call.program](call, start, state, results)
             if self.halted is not None:
                 break

@@ -338,7 +338,7 @@ class FeedEpochIterator(EpochIterator):
 
     def _of_length(self, total: int) -> Iterator[tuple[int, int, Execution]]:
         begin = self._begun
-        if begin == total:  # resumed: a callback had ended the training after the last one
+        if 0 < begin == total:  # resumed: a callback had ended the training after the last step
             yield self._execution_that_has_run(self._controller.model.get_metrics_result())
             return
         self._sizes = self._sizes_of(total - begin)
@@ -367,7 +367,7 @@ class FeedEpochIterator(EpochIterator):
     def _of_unknown_length(self) -> Iterator[tuple[int, int, Execution]]:
         size = self.steps_per_execution
         self._sizes = itertools.repeat(size)
-        if self._begun and not self.infeed().has_more():
+        if self._begun and not self.infeed().has_more():  # likewise
             yield self._execution_that_has_run(self._controller.model.get_metrics_result())
             return
         for begin in itertools.count(self._begun, size):

@@ -121,7 +121,7 @@ class LoopFunction:
             iterator.check_mode(self.mode)
             if iterator.logs is not None:
                 self.calls, self.logs = [], iterator.logs
-                runner.resume_metric_parts(())  # those of the epoch that ends: the next begins at 0
+                self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
                 return iterator.logs, state
             slices: Iterable[BlockSlice] = iterator.take()
             longest = iterator.longest

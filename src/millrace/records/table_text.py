@@ -22,7 +22,7 @@ class TableRecord(TextRecord):
     """A record that prints itself on a console."""
 
     __slots__ = ()
-    _print: Callable[[Console], None]  # a method of each
+    _print: Callable[[Console], None]  # a method that each kind of record defines
 
     def show(self, console: Console | None = None) -> None:
         """Prints it on a console; None is standard output."""

@@ -50,7 +50,6 @@ from millrace.resuming.callback_states import CallbackStates
 from millrace.resuming.model_values import (
     METRIC_PARTS,
     facts_of,
-    metric_parts_of,
     options_of,
     put_values,
     put_weights_if_same,
@@ -116,7 +115,6 @@ class FitCheckpoints:
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
         self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
-        self._parts: list[np.ndarray] = []  # metrics of each replica, when values were last synced
         self._past: FitHistory | None = None  # of this call, if it had ended before the checkpoint
         self._position: EpochPosition | None = None  # None while there is nothing to save
         self._steps_before = 0  # steps of the training before the running epoch
@@ -128,7 +126,7 @@ class FitCheckpoints:
         self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
         self._ended_data: dict[str, Any] = {}  # likewise: states of generators and data set
         self._is_last = False  # whether no epoch follows
-        self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, before it
+        self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, at the end
         self.resumed: SavedFit | None = None
         self._assigned: dict[int, object] = {}  # values of variables after a restoration
         self.restore_seconds = 0.0
@@ -241,9 +239,9 @@ class FitCheckpoints:
     def has_synced(self) -> None:
         """Takes the values after the last step, before Keras puts averages into the weights."""
         self._count_validated()
-        if process_count() == 1:  # for a training that is interrupted: the loop has gone then
-            self._parts = metric_parts_of(self._controller)
-        if self._is_last and self._position is not None:
+        # After an interrupt, values are synced once more: the averages are in the weights then.
+        is_end = self._end is None if _is_saved(sys.exception()) else self._is_last
+        if is_end and self._position is not None:
             self._end = values_of(self._controller), copied(self._callbacks.get())
 
     def on_train_end(self) -> None:
@@ -267,7 +265,7 @@ class FitCheckpoints:
         self._progress.ends(self._past or {})
 
     def has_run(self, steps: int | None) -> None:
-        """After `steps` steps that the state has, before callbacks, which may end the training."""
+        """Notes the place after an execution: one of its callbacks may end the training."""
         if steps is None or self._position is None or self._iterator is None:
             self._position = None
         elif steps:
@@ -280,9 +278,8 @@ class FitCheckpoints:
             CheckpointError: if a checkpoint could not be written.
         """
         set_first_epoch(self._controller.model, None)
-        is_asked = isinstance(error, KeyboardInterrupt | TerminatedError)
         try:
-            if is_asked and process_count() == 1 and not isinstance(error, ImpatientInterrupt):
+            if _is_saved(error):
                 with at_once():  # another Ctrl-C ends it
                     self._save_interrupted()
             self._writer.wait()
@@ -296,15 +293,14 @@ class FitCheckpoints:
     def _save_interrupted(self) -> None:
         if self._position is None or self._saved is not None:
             return
-        values = {**values_of(self._controller), METRIC_PARTS: self._parts}
-        self._write(values, self._callbacks.get())
+        self._write(*self._end or (values_of(self._controller), self._callbacks.get()))
         self._writer.wait()
         self._say_saved()
 
     def _say_saved(self) -> None:
         if self._schedule.writes:
             logger.warning(
-                "The training was interrupted, and saved in %s. The same script goes on there.",
+                "The training was interrupted, and saved in %s. Run the script again to continue.",
                 self._directory.path_of(self._step),
             )
 
@@ -475,3 +471,9 @@ class FitCheckpoints:
             others=copied(others),
         )
         self._writer.write(snapshot)
+
+
+def _is_saved(error: BaseException | None) -> bool:
+    """Whether a training that ends by an error is saved then: after Ctrl-C or SIGTERM."""
+    is_asked = isinstance(error, KeyboardInterrupt | TerminatedError)
+    return is_asked and process_count() == 1 and not isinstance(error, ImpatientInterrupt)

@@ -134,8 +134,8 @@ class PipelineRunner:
             batches = next_update(remaining, size)
             if not batches:
                 break
-            if steps:
-                raise_if_interrupted()  # after the last update, the loop does so: callbacks first
+            if steps:  # after the last update, callbacks come first
+                raise_if_interrupted()
             if self._clock is not None:
                 self._clock.fed()
             if self._values is None:
