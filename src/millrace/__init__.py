@@ -1,10 +1,7 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
     cli/                 the command `millrace`
-    porting/             runs IPU programs as they are, and reports what will not carry over
-    ipu/                 `tensorflow.python.ipu`, on Keras 3 and JAX
     function_pipelines/  pipelines of functions, in place of a model's layers
-    tensorflow/          the part of TensorFlow that IPU programs use
     optimizers/          optimizers around another one, such as one that shows gradients
     callbacks/           look at a model while it trains
     loop_checkpoints/    saves own loops, which go on from there with the same numbers
@@ -90,11 +87,9 @@ _MODULES = (
     "callbacks",
     "distributed",
     "errors",
-    "ipu",
     "layers",
     "optimizers",
     "records",
-    "tensorflow",
 )
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from millrace._compat import patch_table, patches
-from millrace._compat.module_aliases import (
+from millrace._compat.patch_table import PATCHES, as_markdown
+from millrace._compat.patches import Patch, While, patches_in, replace, take_out
+from millrace.errors import MillraceError
+from millrace_ipu._compat.module_aliases import (
     serve,
     show_own_tensorflow,
     show_tensorflow,
     stop_serving,
 )
-from millrace._compat.patch_table import PATCHES, as_markdown
-from millrace._compat.patches import Patch, While, patches_in, replace, take_out
-from millrace.errors import MillraceError
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -115,12 +115,12 @@ ELSEWHERE = {
     patch_table.LAZY_TENSORFLOW: "below",
     patch_table.LOADING_FAILURE: "tests/strategy/test_saved_options.py",
     patch_table.META_PATH: "below",
-    patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
-    patch_table.APPLY: "tests/ipu/test_f37_f38_replicas.py",
-    patch_table.OLD_ATTRIBUTES: "tests/porting/test_idioms_serve.py",
-    patch_table.TENSOR_BOARD: "tests/porting/test_idioms_summary.py",
-    patch_table.KERAS2_CALLS: "tests/porting/test_idioms_keras2.py",
-    patch_table.IPU_ATTRIBUTE: "tests/porting/test_idioms_serve.py",
+    patch_table.SCRIPT_MODULES: "tests/millrace_ipu/porting/test_serve.py",
+    patch_table.APPLY: "tests/millrace_ipu/ipu/test_f37_f38_replicas.py",
+    patch_table.OLD_ATTRIBUTES: "tests/millrace_ipu/porting/test_idioms_serve.py",
+    patch_table.TENSOR_BOARD: "tests/millrace_ipu/porting/test_idioms_summary.py",
+    patch_table.KERAS2_CALLS: "tests/millrace_ipu/porting/test_idioms_keras2.py",
+    patch_table.IPU_ATTRIBUTE: "tests/millrace_ipu/porting/test_idioms_serve.py",
     patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
     patch_table.INTERRUPTS: "tests/test_interrupts.py",
     patch_table.COMPILATION_CACHE: "tests/cache/test_cache.py",

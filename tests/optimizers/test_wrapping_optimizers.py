@@ -6,11 +6,11 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.ipu.optimizers import MapGradientOptimizer
 from millrace.loops.repeat import repeat
 from millrace.loops.replication import in_replica
-from millrace.optimizers.accumulating import AccumulatingOptimizer
-from millrace.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers import MapGradientOptimizer
+from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
 
 def ones(dtype="float32"):

@@ -54,7 +54,7 @@ def remembers_passes(adapter: DataAdapter) -> bool:
     """Whether the batches of a pass depend on the passes before it, in a way that nothing shows.
 
     A generator does not begin again, and a tf.data set counts its iterators to shuffle anew. Data
-    sets of `millrace.tensorflow` do, too.
+    sets of `millrace_ipu.tensorflow` do, too.
     """
     kind = type(adapter).__name__
     return (

@@ -192,7 +192,7 @@ MODEL_OF_STEP = Patch(
 )
 DATA_ADAPTER = Patch(
     "keras.src.trainers.data_adapters.get_data_adapter",
-    "lets `fit` take the data sets of `millrace.tensorflow`",
+    "lets `fit` take the data sets of `millrace_ipu.tensorflow`",
     While.IPU,
     lambda: data_adapters,
     "get_data_adapter",
@@ -208,7 +208,7 @@ ARRAY_NUMPY = Patch(
 TENSORFLOW_ITER = Patch(
     "tensorflow.data.Dataset.__iter__",
     "gives iterators for compiled functions in the scope of an `IPUStrategy`; only where "
-    "TensorFlow is installed, and `millrace.tensorflow` has asked it for its data sets",
+    "TensorFlow is installed, and `millrace_ipu.tensorflow` has asked it for its data sets",
     While.IPU,
 )
 TENSOR_BOARD = Patch(
@@ -223,13 +223,13 @@ META_PATH = Patch(
 )
 LAZY_TENSORFLOW = Patch(
     "keras.src.utils.module_utils.tensorflow",
-    "keeps Keras from taking `millrace.tensorflow` for TensorFlow",
+    "keeps Keras from taking `millrace_ipu.tensorflow` for TensorFlow",
     While.SCRIPT,
     lambda: module_utils.tensorflow,
 )
 SCRIPT_MODULES = Patch(
     'sys.modules["tensorflow"], sys.argv, sys.path',
-    "runs a script as Python would, with `millrace.tensorflow` for TensorFlow",
+    "runs a script as Python would, with `millrace_ipu.tensorflow` for TensorFlow",
     While.SCRIPT,
 )
 OLD_ATTRIBUTES = Patch(

@@ -7,15 +7,15 @@
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
     millrace precompile  compiles the programs of a script, without training
-    millrace port        lists the parts of an IPU program that will not run
-    millrace run         runs an IPU program unchanged
-    millrace poprun      runs one as several processes, by the command line of an IPU
     millrace cache       shows or removes the executables that are cached on disk
     millrace checkpoint  lists, verifies and exports the checkpoints of a training
+
+Other distributions add commands: entry points of the group "millrace.commands".
 
 Drawings and tables are plain ASCII, with colors on a terminal.
 """
 
+import importlib.metadata
 import os
 import pathlib
 from typing import Any
@@ -26,11 +26,9 @@ from millrace.benchmark.command import benchmark_feed
 from millrace.cli import cache_table
 from millrace.cli import checkpoint as cli_checkpoint
 from millrace.cli import compilation as cli_compilation
-from millrace.cli import porting as cli_porting
 from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.launch_options import launch_options
-from millrace.cli.poprun import poprun_command
 from millrace.cli.simulate import simulate_command
 from millrace.cli.types import FiniteRange, as_options
 from millrace.errors import MillraceError
@@ -63,12 +61,13 @@ def main() -> None:
 for _command in (
     *cli_checkpoint.COMMANDS,
     *cli_compilation.COMMANDS,
-    *cli_porting.COMMANDS,
     *cli_report.COMMANDS,
-    poprun_command,
     simulate_command,
 ):
     main.add_command(_command)
+
+for _entry in importlib.metadata.entry_points(group="millrace.commands"):
+    main.add_command(_entry.load())
 
 
 @main.command("launch", context_settings={"allow_interspersed_args": False})
