@@ -3,7 +3,8 @@
 import pytest
 from idioms import idiom
 
-from millrace.errors import OptionError, UnsupportedNameError
+from millrace.errors import OptionError
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.findings.port import port
 
 HEAD = """

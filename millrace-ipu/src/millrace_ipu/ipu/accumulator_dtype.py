@@ -7,15 +7,17 @@ lambda variable: ...        one for each variable
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import keras
+import numpy as np
 from jax.typing import DTypeLike
 from keras.backend import standardize_dtype
 
 from millrace.errors import DTypeError
-from millrace.options import AccumulatorDtype
 
+AccumulatorDtype: TypeAlias = str | Callable[[Any], str | None] | None  # of a native option
+DTypeChoice: TypeAlias = DTypeLike | Callable[[np.ndarray], DTypeLike]
 AnyDtype: TypeAlias = DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None
 
 

@@ -7,13 +7,12 @@ apply_options, apply_debug_options    without effect
 
 import json
 import logging
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from millrace.benchmark import throughput
-from millrace.benchmark.sources import BatchSource
+import millrace
+from millrace import InfeedQueue
 from millrace.errors import DTypeError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.options import whole_number
+from millrace.extend import whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
 from millrace_ipu.tensorflow.graph_mode import Deferred
 
@@ -32,7 +31,7 @@ Report: TypeAlias = list[str] | Deferred  # one text in JSON
 
 
 def dataset_benchmark(
-    dataset: BatchSource,
+    dataset: Any,
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
@@ -85,13 +84,13 @@ def infeed_benchmark(
 
 
 def _measured(
-    dataset: BatchSource, epochs: int, elements: int, print_stats: bool, do_memcpy: bool
+    dataset: Any, epochs: int, elements: int, print_stats: bool, do_memcpy: bool
 ) -> Report:
     whole_number("number_of_epochs", epochs, 1)
     whole_number("elements_per_epochs", elements, 1)
 
     def measure() -> list[str]:
-        text = throughput.dataset_benchmark(
+        text = millrace.dataset_benchmark(
             dataset, epochs, elements, print_stats=print_stats, do_memcpy=do_memcpy
         )
         results = json.loads(text)["epochs"]

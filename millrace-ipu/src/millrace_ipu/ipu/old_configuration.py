@@ -13,8 +13,8 @@ import enum
 import pathlib
 from collections.abc import Mapping
 
-from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.extend import refuse_unknown
 from millrace_ipu.ipu.config import DeviceConnectionType, IPUConfig
 from millrace_ipu.ipu.engine_options import AutoReport, use_report
 from millrace_ipu.ipu.no_effect import warn_no_effect

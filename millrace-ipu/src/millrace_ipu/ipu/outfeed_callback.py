@@ -3,4 +3,4 @@
 OutfeedCallback(outfeed_queue, name="OutfeedCallback")   -> millrace.callbacks.OutfeedCallback
 """
 
-from millrace.callbacks.outfeed import OutfeedCallback as OutfeedCallback
+from millrace.callbacks import OutfeedCallback as OutfeedCallback

@@ -4,5 +4,5 @@ OutfeedOptimizer       -> millrace.optimizers.OutfeedOptimizer
 OutfeedOptimizerMode   -> millrace.optimizers.OutfeedOptimizerMode
 """
 
-from millrace.optimizers.outfeed import OutfeedOptimizer as OutfeedOptimizer
-from millrace.optimizers.outfeed import OutfeedOptimizerMode as OutfeedOptimizerMode
+from millrace.optimizers import OutfeedOptimizer as OutfeedOptimizer
+from millrace.optimizers import OutfeedOptimizerMode as OutfeedOptimizerMode

@@ -8,14 +8,13 @@ dequeue, maybe_dequeue                     -> the same; arrays also have .numpy(
 import enum
 from typing import Any
 
-from millrace.taps import maybe_outfeed
-from millrace.taps.maybe_outfeed import Filter
-from millrace.taps.structure import ordered, plain
+import millrace
+from millrace.extend import ordered, plain
 from millrace_ipu.ipu import ipu_outfeed_queue
 from millrace_ipu.tensorflow.values import host_array
 
 
-class MaybeOutfeedQueue(maybe_outfeed.MaybeOutfeedQueue):
+class MaybeOutfeedQueue(millrace.MaybeOutfeedQueue):
     """Carries the values whose keys pass the filters out of a program, together as one dict.
 
     Args:
@@ -26,7 +25,7 @@ class MaybeOutfeedQueue(maybe_outfeed.MaybeOutfeedQueue):
     def __init__(
         self,
         outfeed_mode: ipu_outfeed_queue.IPUOutfeedMode | str | None = None,
-        filters: list[Filter] | None = None,
+        filters: list[Any] | None = None,
     ):
         mode = outfeed_mode.name if isinstance(outfeed_mode, enum.Enum) else outfeed_mode
         super().__init__("all" if mode is None else mode, filters)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
-from millrace._compat.jax_tracing import is_traced
 from millrace.errors import OptionError
+from millrace.extend import is_traced
 from millrace_ipu.tensorflow.dispatch import op
 from millrace_ipu.tensorflow.dtypes import as_dtype
 from millrace_ipu.tensorflow.values import Tensor, TensorLike

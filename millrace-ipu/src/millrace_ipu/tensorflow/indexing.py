@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace.errors import LoopError
+from millrace.extend import is_traced, is_tracing
 from millrace_ipu.tensorflow.dispatch import op
 from millrace_ipu.tensorflow.values import ShapeLike, TensorLike, shape_of
 

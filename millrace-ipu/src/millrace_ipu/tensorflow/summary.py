@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax_tracing import is_traced
 from millrace.errors import OptionError
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import ScopedValue, is_traced
 from millrace_ipu.tensorflow.event_file import (
     EventWriter,
     histogram_value,

@@ -15,9 +15,9 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.patch_table import TENSOR_BOARD
-from millrace._compat.patches import patches_in, put_in
 from millrace.errors import OptionError
+from millrace.extend import patches_in, put_in
+from millrace_ipu._compat.patch_table import TENSOR_BOARD
 from millrace_ipu.tensorflow.dispatch import is_installed
 from millrace_ipu.tensorflow.event_file import (
     EventWriter,

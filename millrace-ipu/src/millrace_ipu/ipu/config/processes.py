@@ -9,7 +9,7 @@ otherwise                 -> all devices of all processes
 import jax
 
 from millrace.errors import DeviceError, OptionError
-from millrace.processes.agreement import process_count
+from millrace.extend import process_count
 from millrace_ipu.ipu.config.option import Category
 
 

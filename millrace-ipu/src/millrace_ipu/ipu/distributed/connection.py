@@ -5,8 +5,7 @@ import functools
 import jax
 
 from millrace import distributed
-from millrace._compat.jax_processes import backends_are_initialized
-from millrace.processes.agreement import Launched
+from millrace.extend import Launched, backends_are_initialized
 
 
 @functools.cache

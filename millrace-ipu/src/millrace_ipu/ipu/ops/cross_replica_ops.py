@@ -1,14 +1,15 @@
 """Collective operations of replicas.
 
-cross_replica_sum(x, replica_group_size)    -> millrace.loops.replication.cross_replica_sum
-cross_replica_mean(x, replica_group_size)   -> millrace.loops.replication.cross_replica_mean
+cross_replica_sum(x, replica_group_size)    -> millrace.extend.cross_replica_sum
+cross_replica_mean(x, replica_group_size)   -> millrace.extend.cross_replica_mean
 assume_equal_across_replicas(tensors)       without effect
 """
 
 from typing import TypeVar
 
-from millrace.loops import replication
-from millrace.pytrees import ArrayTree
+from millrace.extend import cross_replica_mean as _mean
+from millrace.extend import cross_replica_sum as _sum
+from millrace_ipu.pytrees import ArrayTree
 
 _Tensors = TypeVar("_Tensors", bound=ArrayTree)
 
@@ -27,7 +28,7 @@ def cross_replica_sum(
         OptionError: if the replicas are not a whole number of such groups.
     """
     del name
-    return replication.cross_replica_sum(x, replica_group_size)
+    return _sum(x, replica_group_size)
 
 
 def cross_replica_mean(
@@ -35,7 +36,7 @@ def cross_replica_mean(
 ) -> _Tensors:
     """Returns the mean over replicas, otherwise as `cross_replica_sum`."""
     del name
-    return replication.cross_replica_mean(x, replica_group_size)
+    return _mean(x, replica_group_size)
 
 
 def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _Tensors:

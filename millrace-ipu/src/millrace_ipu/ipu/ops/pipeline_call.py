@@ -8,16 +8,10 @@ replicas                 need a CrossReplicaOptimizer, since they share their we
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypedDict
 
+from millrace import InfeedQueue, OutfeedQueue, pipeline
 from millrace.errors import OptionError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.function_pipelines.chain import make_chain
-from millrace.function_pipelines.pipeline import DTypeChoice, pipeline
-from millrace.loops.host_loop import require_host
-from millrace.options import whole_number
-from millrace.pytrees import Array, ArrayTree
-from millrace.strategy.strategy import strategy_in_scope
-from millrace.taps.outfeed import OutfeedQueue
-from millrace_ipu.ipu.accumulator_dtype import AnyDtype
+from millrace.extend import make_chain, require_host, strategy_in_scope, whole_number
+from millrace_ipu.ipu.accumulator_dtype import AnyDtype, DTypeChoice
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import (
     GradientAccumulationReductionMethod,
@@ -37,6 +31,7 @@ from millrace_ipu.ipu.ops.schedules import (
     check_length,
     schedule_of,
 )
+from millrace_ipu.pytrees import Array, ArrayTree
 
 StageFunctions: TypeAlias = Sequence[Callable[..., object] | Sequence[Callable[..., object]]]
 

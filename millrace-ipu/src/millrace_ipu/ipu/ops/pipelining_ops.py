@@ -14,12 +14,9 @@ recomputation_checkpoint             -> millrace.layers.recomputation_checkpoint
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.function_pipelines.pipeline import DTypeChoice
-from millrace.layers.recomputation import recomputation_checkpoint as _mark
-from millrace.pytrees import Array, ArrayTree
-from millrace.taps.outfeed import OutfeedQueue
-from millrace_ipu.ipu.accumulator_dtype import AnyDtype
+from millrace import InfeedQueue, OutfeedQueue
+from millrace.layers import recomputation_checkpoint as _mark
+from millrace_ipu.ipu.accumulator_dtype import AnyDtype, DTypeChoice
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.ops.optimizer_function import (
     OptimizerFunctionOutput as OptimizerFunctionOutput,
@@ -28,6 +25,7 @@ from millrace_ipu.ipu.ops.pipeline_call import PipelineArguments, StageFunctions
 from millrace_ipu.ipu.ops.pipeline_options import PipelineStageOptions as PipelineStageOptions
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule as PipelineSchedule
 from millrace_ipu.ipu.ops.schedules import RecomputationMode as RecomputationMode
+from millrace_ipu.pytrees import Array, ArrayTree
 
 _Activations = TypeVar("_Activations", bound=ArrayTree)
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.keras_optimizers import let_names_be_given
-from millrace.optimizers.wrapping import WrappingOptimizer
+from millrace.extend import WrappingOptimizer
+from millrace_ipu._compat.keras_optimizers import let_names_be_given
 from millrace_ipu.tensorflow.computed_losses import gradients_of
 
 let_names_be_given()

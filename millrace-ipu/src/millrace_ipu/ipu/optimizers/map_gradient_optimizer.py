@@ -13,7 +13,7 @@ import jax
 import keras
 
 from millrace.errors import OptionError
-from millrace.steps.step import are_prepared
+from millrace.extend import are_prepared
 from millrace_ipu.ipu.optimizers.ipu_optimizer import Minimizing
 
 

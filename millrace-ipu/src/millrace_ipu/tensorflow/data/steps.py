@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.pytrees import ArrayTree
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.data.elements import stacked
 
 INFINITE = -1

@@ -22,19 +22,19 @@ set_outfeed_queue_options                without effect: results wait on the hos
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
-from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
-from millrace.fit.controller import Controller
-from millrace.options import (
+from millrace.extend import (
     Accumulation,
-    CompilerOptions,
+    Controller,
     Feed,
     Offload,
     Options,
     Pipelining,
     Recomputation,
     RecomputationMode,
+    refuse_unknown,
     whole_number,
 )
 from millrace_ipu.ipu.accumulator_dtype import accumulator_dtype
@@ -122,7 +122,7 @@ def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
     """
     own = settings.pipelining
 
-    def stage_options(stages: str) -> tuple[CompilerOptions, ...] | None:
+    def stage_options(stages: str) -> tuple[Mapping[str, Any], ...] | None:
         name = f"{stages}_poplar_options"
         options = options_of_stages(name, own.more.get(name))
         return None if options is None else tuple(options)
