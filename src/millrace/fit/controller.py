@@ -160,15 +160,6 @@ class Controller:
             self._thread = before
 
     @contextmanager
-    def in_worker(self) -> Iterator[None]:
-        """Lets a thread use the model for which the thread of the loop waits."""
-        before, self._thread = self._thread, threading.current_thread()
-        try:
-            yield
-        finally:
-            self._thread = before
-
-    @contextmanager
     def running(
         self, mode: Mode | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS
     ) -> Iterator[None]:
