@@ -7,8 +7,15 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
-from millrace.errors import DataError, ModelError, NotCompiledError, PlanError, UnsupportedError
-from millrace.options import Accumulation, Options, Reduction
+from millrace.errors import (
+    DataError,
+    ModelError,
+    NotCompiledError,
+    OptionError,
+    PlanError,
+    UnsupportedError,
+)
+from millrace.options import Accumulation, Options, Reduction, whole_number
 from millrace.plan import Mode
 
 logger = logging.getLogger("millrace")
@@ -29,6 +36,21 @@ def check_data(adapter: DataAdapter, num_batches: int | None, mode: Mode) -> Non
             f"{_STEPS[mode]}=None. Set {_STEPS[mode]} in {_LOOP[mode]}(), or give the data an end: "
             "no repeat() on a tf.data.Dataset, a num_batches on a PyDataset."
         )
+
+
+def check_steps_per_execution(model: keras.Model) -> None:
+    """Refuses a value that is no number of steps.
+
+    Raises:
+        OptionError: with a number to set instead.
+    """
+    try:
+        whole_number("steps_per_execution", model.steps_per_execution, 1)
+    except OptionError as error:
+        raise OptionError(
+            f"{error} It is the argument of {model.name!r}.compile(): the steps that run in one "
+            "call of compiled code, such as 100."
+        ) from None
 
 
 def check_steps(

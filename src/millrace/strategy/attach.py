@@ -34,8 +34,6 @@ from millrace.fit.callbacks import last_ones_last
 from millrace.fit.checks import hint_steps_per_execution
 from millrace.fit.controller import ATTRIBUTE, Controller, controller_of
 from millrace.fit.functions import LoopFunction
-from millrace.fit.loop_arguments import check_batch, check_data_arguments
-from millrace.fit.loop_options import check_options
 from millrace.fit.multi_process import quiet_unless_first, whole_files
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Setup
@@ -72,7 +70,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
     for name, mode in _ON_BATCH.items():
-        attributes[name] = _on_batch(model, name, mode, controller)
+        attributes[name] = _on_batch(getattr(model, name), mode, controller)
     name, report = report_logs(
         model, lambda: controller.setup.reports_each_replica or compile_only.is_on()
     )
@@ -222,12 +220,8 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 steps = controller.setup.accumulation_as_set.steps
                 if controller.totals.notes.is_new(f"updates of {steps} steps: {model.name}"):
                     hint_steps_per_execution(model.name, steps)
-        bound = _bound_call(model, name, signature, args, kwargs)
-        if stock is getattr(keras.Model, name):  # an override may give its arguments any meaning
-            if not controller.is_running:  # validation within fit, which has checked them
-                check_options(bound.arguments)
-            if not is_uncompiled:  # layers that are not compiled may take text
-                check_data_arguments(model, mode, bound.arguments)
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
         if is_uncompiled:
             with controller.running(mode, bound.arguments):
                 return stock(*bound.args, **bound.kwargs)
@@ -260,34 +254,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     return loop
 
 
-def _bound_call(
-    model: keras.Model,
-    name: str,
-    signature: inspect.Signature,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> inspect.BoundArguments:
-    """Returns the arguments of a loop, with their defaults.
-
-    Raises:
-        OptionError: for an unknown argument.
-    """
-    check_call(name, signature, (model, *args), kwargs, takes_self=True)
-    bound = signature.bind_partial(model, *args, **kwargs)  # Keras says which argument is missing
-    bound.apply_defaults()
-    return bound
-
-
-def _on_batch(
-    model: keras.Model, name: str, mode: Mode, controller: Controller
-) -> Callable[..., Any]:
-    method = getattr(model, name)
-    is_stock = getattr(type(model), name) is getattr(keras.Model, name)
-
+def _on_batch(method: Callable[P, T], mode: Mode, controller: Controller) -> Callable[P, T]:
     @functools.wraps(method)
-    def on_batch(*args: object, **kwargs: object) -> Any:
-        if is_stock:
-            check_batch(model, name, mode, args, kwargs)
+    def on_batch(*args: P.args, **kwargs: P.kwargs) -> T:
         with (
             controller.in_one_thread(),
             held_back(),
