@@ -25,8 +25,11 @@ def run(*words, width=100, size=SIZE):
 def test_the_flags():
     assert set(main.commands) == {
         *("benchmark", "cache", "checkpoint", "compile-log", "launch", "port", "poprun"),
-        *("precompile", "replay", "report", "run", "simulate"),
+        *("replay", "report", "run", "simulate"),
     }
+    assert " ".join(flag for p in main.commands["compile-log"].params for flag in p.opts) == (
+        "--json --recompilations run"
+    )
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
         "--epochs --elements --json --infeed --model dataset"
     )

@@ -83,14 +83,6 @@ def run(place, monkeypatch):
         ("cache clear --older-than -1 --dir directory", "-1.0 is not in the range x>0"),
         ("cache clear --older-than nan --dir directory", "nan is not a finite number"),
         ("cache lst", "No such command 'lst'"),
-        ("precompile nowhere.py", "File 'nowhere.py' does not exist"),
-        ("precompile directory", "File 'directory' is a directory"),
-        (
-            "precompile empty.py",
-            "empty.py has compiled nothing: it never called fit, evaluate or",
-        ),
-        ("precompile broken.py", "broken.py, line 2: this is not a Python program: '(' was never"),
-        ("precompile binary.py", "binary.py: this is not a Python program: source code string c"),
         ("launch plain.py", "Missing option '--processes'"),
         ("launch --processes 0 plain.py", "Invalid value for '--processes': 0 is not in the ran"),
         ("launch --processes 2", "Missing argument 'SCRIPT'"),
@@ -138,9 +130,8 @@ def test_a_mistake_is_one_message(run, line, message):
     assert output.count("Error") + output.count("cannot be read") <= 1 or "Usage" in output
 
 
-@pytest.mark.parametrize("command", ["precompile", "run"])
-def test_a_scripts_own_status_is_passed_on(run, command):
-    assert run(f"{command} status.py").exit_code == 3
+def test_a_scripts_own_status_is_passed_on(run):
+    assert run("run status.py").exit_code == 3
 
 
 def test_an_error_in_a_module_of_the_script_keeps_its_traceback(run):

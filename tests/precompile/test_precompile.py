@@ -1,5 +1,10 @@
 """`model.precompile`: what it compiles is what fit, evaluate and predict then run."""
 
+import json
+import os
+import subprocess
+import sys
+
 import jax
 import keras
 import numpy as np
@@ -9,6 +14,31 @@ import millrace
 from millrace.errors import ModelError, OptionError, PlanError
 
 layers = keras.layers
+# Two stages; the first process compiles and ends, the second one trains.
+SCRIPT = """
+import json, sys
+import millrace
+import keras
+import numpy as np
+
+strategy = millrace.Strategy("cpu:2")
+inputs = keras.Input((8,))
+with strategy.scope():
+    with millrace.PipelineStage(0):
+        hidden = keras.layers.Dense(6, "relu")(inputs)
+    with millrace.PipelineStage(1):
+        outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+model.compile("adam", "mse", steps_per_execution=8)
+model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+if "ahead" in sys.argv:
+    model.precompile((((4, 8), "float32"), ((4, 1), "float32")))
+else:
+    x = np.ones((96, 8), "float32")
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+    model.predict(x, batch_size=4, verbose=0)
+print(json.dumps([each.origin.value for each in strategy.compile_log if each.is_executable]))
+"""
 SPEC = ((4, 8), "float32"), ((4, 1), "float32")
 
 
@@ -101,6 +131,20 @@ def test_all_stages_of_a_pipeline():
     assert any(record.program.endswith("of stage 1") for record in made)
     run_all(model)
     assert executables(strategy) == made
+
+
+def test_another_process_reads_what_was_compiled(tmp_path):
+    environment = {**os.environ, "MILLRACE_CACHE_DIR": str(tmp_path)}
+    origins = [
+        json.loads(
+            subprocess.check_output(
+                [sys.executable, "-c", SCRIPT, *words], env=environment, text=True, timeout=300
+            )
+        )
+        for words in (["ahead"], [])
+    ]
+    assert "compiled" in origins[0]
+    assert set(origins[1]) <= {"cache", "shared"}  # stages may be equal to others
 
 
 def test_longer_executions_than_before_are_compiled(strategy):

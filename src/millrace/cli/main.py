@@ -6,7 +6,6 @@
     millrace benchmark   measures how fast a data set is, and whether a model waits for it
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
-    millrace precompile  compiles the programs of a script, without training
     millrace port        lists the parts of an IPU program that will not run
     millrace run         runs an IPU program unchanged
     millrace poprun      runs one as several processes, by the command line of an IPU

@@ -37,7 +37,7 @@ from millrace.fit.merged_updates import merged_arguments
 from millrace.fit.multi_process import agree_on_built, agree_on_order
 from millrace.fit.resident_data import ResidentData
 from millrace.fit.uncompiled import runs_uncompiled
-from millrace.fit.whole_arrays import describe_arrays, is_dense
+from millrace.fit.whole_arrays import describe_arrays
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
@@ -405,10 +405,6 @@ class FeedEpochIterator(EpochIterator):
         return functools.partial(
             stacked_blocks, batches, self._sizes, shape, controller.setup.destination
         )
-
-    def would_reside(self, batch: ArrayTree) -> bool:
-        """Whether the data would stay on the device; `batch` is one of it."""
-        return is_dense(batch) and self._resident.fits(self._reads_all)
 
     @property
     def _reads_all(self) -> bool:

@@ -12,6 +12,7 @@ import jax
 
 from millrace.errors import PlanError
 from millrace.ipu.deferral import call_or_defer, is_within_a_program, number_of_results
+from millrace.ipu.pre_compile import functions_compiled_only
 from millrace.ipu.scopes import devices_in_scope
 from millrace.loops.function import CompiledFunction
 from millrace.loops.log_subject import identity
@@ -66,7 +67,11 @@ def compile(
 
     def run(*args: object) -> Results:
         devices = find_devices()
-        with jax.default_device(devices[0]), launching(devices):
+        with (
+            jax.default_device(devices[0]),
+            launching(devices),
+            functions_compiled_only(),
+        ):
             return _listed(_function_of(computation)(*args))
 
     length = None

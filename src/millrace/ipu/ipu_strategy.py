@@ -27,6 +27,7 @@ from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.ipu.keras.extensions.settings import settings_of
+from millrace.ipu.pre_compile import functions_compiled_only
 from millrace.loops.replication import launching
 from millrace.optimizers.wrapping import added_up
 from millrace.strategy.attach import check_movable, move
@@ -157,7 +158,7 @@ class IPUStrategy(Strategy):
                 "different data (PopDist) is not supported. Train with model.fit() in the "
                 "strategy's scope, or start one process."
             )
-        with launching(self.devices, adds_gradients=True):
+        with launching(self.devices, adds_gradients=True), functions_compiled_only():
             return super().run(fn, args, kwargs)
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:

@@ -1,24 +1,35 @@
-"""Processes that compile programs without running them: `device_connection.type = PRE_COMPILE`.
+"""Programs that are compiled and not run: `device_connection.type = PRE_COMPILE`.
 
-    IPUConfig.device_connection.type = DeviceConnectionType.PRE_COMPILE   `millrace precompile`
-    the files of --executable_cache_path                                  MILLRACE_CACHE_DIR
+    the files of --executable_cache_path      MILLRACE_CACHE_DIR
+    fit, evaluate, predict                    model.precompile(the first batch), and zeros
+    strategy.run(fn), ipu_compiler.compile    the program of the function, and zeros
 
 Results are zeros, so Python code that branches on them may compile other programs than a real run.
 The files serve the same program with the same versions and kind of device, on any machine.
 """
 
 import contextlib
+import functools
+import inspect
 import pathlib
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
+import keras
+import numpy as np
+
+from millrace._compat.keras_data import get_data_adapter, is_array_adapter
 from millrace.cache.lookup import saved
 from millrace.cache.use import use_cache
 from millrace.errors import PlanError
 from millrace.ipu.environment import cache_directory
-from millrace.precompile.compile_only import compiling_only
+from millrace.loops.program import compiles_only
 from millrace.records.cache import EntryLabels
 
 _until = contextlib.ExitStack()
+_DATA = ("x", "y", "sample_weight", "batch_size", "class_weight")
 
 
 def begin_pre_compile() -> None:
@@ -35,7 +46,6 @@ def begin_pre_compile() -> None:
             "or MILLRACE_CACHE_DIR=DIRECTORY."
         )
     end_pre_compile()
-    _until.enter_context(compiling_only(functions=True))
     saved.append(_say)
     _until.callback(saved.remove, _say)
 
@@ -43,6 +53,64 @@ def begin_pre_compile() -> None:
 def end_pre_compile() -> None:
     """Makes programs run again."""
     _until.close()
+
+
+def is_on() -> bool:
+    """Whether programs are compiled and not run."""
+    return _say in saved
+
+
+def functions_compiled_only() -> contextlib.AbstractContextManager[Any]:
+    """Surrounds a call of functions, which are compiled and not run if that is configured."""
+    return compiles_only.bound_to(is_on())
+
+
+def compiled_or_run(
+    name: str, loop: Callable[..., object], model: keras.Model
+) -> Callable[..., Any]:
+    """Returns `fit`, `evaluate` or `predict` that compiles and returns zeros if configured."""
+    signature = inspect.signature(loop)
+
+    @functools.wraps(loop)
+    def run(*args: object, **kwargs: object) -> Any:
+        if not is_on():
+            return loop(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return _compiled(name, model, bound.arguments)
+
+    return run
+
+
+def _compiled(name: str, model: keras.Model, arguments: Mapping[str, Any]) -> Any:
+    """Compiles the programs of a loop; returns its result, with zeros for all values."""
+    adapter: Any = get_data_adapter(**{k: arguments[k] for k in _DATA if k in arguments})
+    batch: Any = next(iter(adapter.get_jax_iterator()))
+    steps = arguments.get("steps_per_epoch") or arguments.get("steps") or adapter.num_batches
+    if not is_array_adapter(adapter) and steps and steps > model.steps_per_execution:
+        steps = None  # blocks hold an execution, not an epoch
+    model.precompile(batch, steps_per_epoch=steps)  # type: ignore[attr-defined]
+    x, *_ = batch
+    if name == "predict":
+        specs: Any = model.compute_output_spec(jax.tree.map(_symbolic, x))
+        rows = len(jax.tree.leaves(x)[0]) * (adapter.num_batches or 1)
+        if is_array_adapter(adapter):
+            rows = len(jax.tree.leaves(arguments["x"])[0])
+        return jax.tree.map(lambda spec: np.zeros((rows, *spec.shape[1:]), spec.dtype), specs)
+    logs = dict.fromkeys(model.get_metrics_result(), 0.0)
+    if name == "evaluate":
+        values = list(logs.values())
+        return logs if arguments["return_dict"] else values[0] if len(values) == 1 else values
+    if arguments["validation_data"] is not None or arguments["validation_split"]:
+        logs |= {f"val_{key}": 0.0 for key in logs}
+    model.history = keras.callbacks.History()
+    model.history.epoch = list(range(arguments["initial_epoch"], arguments["epochs"]))
+    model.history.history = {key: [0.0] * len(model.history.epoch) for key in logs}
+    return model.history
+
+
+def _symbolic(leaf: jax.Array) -> keras.KerasTensor:
+    return keras.KerasTensor(leaf.shape, str(leaf.dtype))
 
 
 def _say(labels: EntryLabels, path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ from millrace.memory_report.needs import Needs, measure, with_limits
 from millrace.memory_report.refusals import explained_refusal
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import BatchSpec, Mode
-from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
+from millrace.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.precompile.precompile import Batches, batches_of_steps
 from millrace.records.memory_report import MemoryReport
 

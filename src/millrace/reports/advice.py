@@ -63,7 +63,7 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     if 2 * fresh >= total:
         return (
             f"{lost}, for {programs} of this run, which the next run reads from the cache of "
-            "Strategy(cache_dir=...) and `millrace precompile` compiles beforehand."
+            "Strategy(cache_dir=...) and model.precompile(batch_spec) compiles beforehand."
         )
     return (
         f"{lost}, for {programs} of this run, mostly for tracing and reading: "

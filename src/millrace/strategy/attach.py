@@ -44,7 +44,6 @@ from millrace.interrupts import held_back
 from millrace.memory_report.report import explained
 from millrace.plan import Mode
 from millrace.planning.automatic import plan_fit
-from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered
 from millrace.strategy.methods import METHODS
 from millrace.strategy.saving import load_options, save_options
@@ -71,14 +70,12 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[name] = _loop(model, name, mode, controller)
     for name, mode in _ON_BATCH.items():
         attributes[name] = _on_batch(getattr(model, name), mode, controller)
-    name, report = report_logs(
-        model, lambda: controller.setup.reports_each_replica or compile_only.is_on()
-    )
+    name, report = report_logs(model, lambda: controller.setup.reports_each_replica)
     attributes[name] = report
     attributes[STATE_SYNC] = _state_sync(controller)
     attributes.update(checked_build(model, batch_spec))
     for name in _FILES:
-        attributes[name] = compile_only.sparing(whole_files(model, name))
+        attributes[name] = whole_files(model, name)
     if isinstance(model, keras.Sequential):
         attributes["build"] = _build_of_sequential(model.build)
     attributes["save_assets"] = _save_assets(model, controller)
@@ -189,13 +186,12 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 
     def make_function(force: bool = False) -> None:
         model = controller.model
-        if runs_uncompiled(controller.setup) and not compile_only.is_on():
+        if runs_uncompiled(controller.setup):
             make_uncompiled_function(controller.setup, controller.functions, mode)
             return
         current = getattr(model, attribute)
         if force or current is None or current is not controller.functions.compiled.get(mode):
-            kind = compile_only.DescribedFunction if compile_only.is_on() else LoopFunction
-            controller.functions.compiled[mode] = kind(controller, mode)
+            controller.functions.compiled[mode] = LoopFunction(controller, mode)
             setattr(model, attribute, controller.functions.compiled[mode])
 
     make_function.__doc__ = f"Makes the {mode.value} function that Keras's loop calls."
@@ -210,7 +206,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if controller_of(model) is not controller:  # a method of a detached model
             return getattr(model, name)(*args, **kwargs)
         stock = getattr(type(model), name)
-        is_uncompiled = runs_uncompiled(controller.setup) and not compile_only.is_on()
+        is_uncompiled = runs_uncompiled(controller.setup)
         if is_uncompiled:
             check_uncompiled(controller.setup, mode)
         else:
@@ -227,8 +223,6 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 return stock(*bound.args, **bound.kwargs)
         if mode is Mode.TRAIN and stock is keras.Model.fit:
             plan_fit(controller, bound.arguments)
-        if compile_only.is_on():
-            return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
         if "callbacks" in arguments:
             arguments["callbacks"] = last_ones_last(arguments["callbacks"])

@@ -28,7 +28,7 @@ from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.planning.plan import make_plan, memory_of
 from millrace.planning.training_plan import TrainingPlan
-from millrace.precompile.described_epochs import BatchDescription
+from millrace.precompile.described_batch import BatchDescription
 from millrace.recording.functions import (
     FunctionRecorder,
     functions_recorded_by,
