@@ -1,12 +1,11 @@
-"""Exchange of values between replicas that run on devices of their own, in a fixed order.
+"""Exchange of values between replicas, in a fixed order.
 
     sums of two         x0 + x1 on replica 0, x1 + x0 on replica 1: the same in every bit
     sums of more        everyone's values on each replica, added up in the order of the replicas
     of accelerators     an all-reduce: the library of the devices chooses the order
 
-So on CPUs the sums are those of replicas that run as one batch, in one process or several. Arrays
-of one dtype are exchanged together, since over a network the time of an exchange hardly depends on
-its size.
+So on CPUs the sums have the same bits in one process and in several. Arrays of one dtype are
+exchanged together, since over a network the time of an exchange hardly depends on its size.
 """
 
 import math
@@ -36,18 +35,6 @@ def totals(values: Sequence[jax.Array], group: DeviceGroup, size: int) -> list[j
         if group.platform != "cpu" or (group.is_local and size == 2):
             return [lax.psum(value, REPLICA) for value in values]
     return _by_dtype(values, lambda packed: _total(packed, group.replicas, size))
-
-
-def total_of_group(everyone: jax.Array, index: Any, size: int) -> jax.Array:
-    """Returns the sum over one group of replicas.
-
-    Args:
-        everyone: the values of all replicas, `[replicas, ...]`.
-        index: of the group.
-        size: number of replicas in a group.
-    """
-    groups = everyone.reshape(-1, size, *everyone.shape[1:]).sum(1, dtype=everyone.dtype)
-    return lax.dynamic_index_in_dim(groups, index, keepdims=False)
 
 
 def of_first(tree: Any) -> Any:
@@ -82,7 +69,8 @@ def _total(value: jax.Array, replicas: int, size: int) -> jax.Array:
     everyone = lax.all_gather(value, REPLICA)
     if size == replicas:
         return lax.reduce_sum(everyone, axes=(0,))
-    return total_of_group(everyone, lax.axis_index(REPLICA) // size, size)
+    groups = everyone.reshape(-1, size, *value.shape).sum(1, dtype=value.dtype)
+    return lax.dynamic_index_in_dim(groups, lax.axis_index(REPLICA) // size, keepdims=False)
 
 
 def _by_dtype(
