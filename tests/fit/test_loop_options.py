@@ -30,7 +30,7 @@ TEXT = np.array(list("abcdefgh"))
 MISTAKES = {
     "epochs as text": ("fit", {"epochs": "3"}),
     "epochs None": ("fit", {"epochs": None}),
-    "steps half": ("fit", {"steps_per_epoch": 2.5}),
+    "steps half": ("fit", {"batch_size": 2, "steps_per_epoch": 2.5}),
     "steps as text": ("fit", {"steps_per_epoch": "2"}),
     "steps of predict": ("predict", {"steps": "1"}),
     "split of all": ("fit", {"validation_split": 1.0}),
@@ -40,7 +40,6 @@ MISTAKES = {
     "callback a name": ("fit", {"callbacks": "early"}),
     "argument misspelled": ("fit", {"epoch": 3}),
     "argument of another loop": ("predict", {"steps_per_epoch": 3}),
-    "batches of no rows": ("fit", {"batch_size": 0}),
     "no data": ("fit", {"x": None}),
     "no rows": ("fit", {"x": X[:0], "y": Y[:0]}),
     "no targets": ("fit", {"y": None}),
@@ -70,6 +69,7 @@ def test_what_keras_refuses_is_refused_and_the_model_can_be_trained(strategy, mi
     "options",
     [
         {"epochs": -1},
+        {"batch_size": 0},
         {"epochs": 2, "initial_epoch": 5},
         {"epochs": np.int64(2), "initial_epoch": np.int32(1), "steps_per_epoch": 0},
         {**VALIDATION, "validation_steps": -1, "validation_split": 7},

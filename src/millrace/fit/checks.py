@@ -10,7 +10,6 @@ from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import (
     DataError,
     ModelError,
-    NotCompiledError,
     OptionError,
     PlanError,
     UnsupportedError,
@@ -132,7 +131,8 @@ def check_model(
     Raises:
         ModelError: naming the model, what it does and what to change.
     """
-    _refuse_uncompiled(model, mode)
+    if mode is not Mode.PREDICT and not model.compiled:
+        return  # Keras refuses it, with its own error
     check_distribution(model)
     check_made_functions(
         model,
@@ -278,20 +278,6 @@ def _described(model: keras.Model) -> str:
     return f"{type(model).__name__} {model.name!r}"
 
 
-def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:
-    """Refuses to train or evaluate a model without an optimizer and a loss.
-
-    Raises:
-        NotCompiledError: in Keras's words, with the call to make.
-    """
-    if mode is not Mode.PREDICT and not model.compiled:
-        raise NotCompiledError(
-            f"You must call `compile()` before using the model: {model.name!r} has no optimizer "
-            f"and no loss, which {_LOOP[mode]}() needs. Call model.compile(optimizer, loss), such "
-            'as model.compile("adam", "mse"), first.'
-        )
-
-
 def check_recomputed(model: keras.Model) -> None:
     """Refuses recomputation for a model with a train step of its own.
 
@@ -320,7 +306,7 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) 
             f"run_eagerly from compile(){other}. To look at values while a compiled program runs, "
             "use jax.debug.print."
         )
-    if mode is Mode.PREDICT and not model.compiled:
+    if not model.compiled:
         return
     if not getattr(model, "jit_compile", True):
         layers = layers_without_jit(model)

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import keras
 
 from millrace._compat.keras_data import EpochIterator, epoch_order, is_array_adapter, spec_of_data
-from millrace._compat.keras_loops import set_epoch_iterators
 from millrace._compat.keras_workers import end_workers
 from millrace.errors import DataError, add_note
 from millrace.feeds.block import Block, batch_spec
@@ -450,6 +449,3 @@ def make_epoch_iterator(
     if controller is None or runs_uncompiled(controller.setup):
         return None
     return FeedEpochIterator(controller, Mode(loop), **arguments)
-
-
-set_epoch_iterators(make_epoch_iterator)

@@ -24,7 +24,13 @@ import keras
 
 from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
-from millrace._compat.keras_loops import STATE_SYNC, let_loops_ask, map_loop_state, report_logs
+from millrace._compat.keras_loops import (
+    STATE_SYNC,
+    let_loops_ask,
+    map_loop_state,
+    report_logs,
+    set_epoch_iterators,
+)
 from millrace.arguments import check_call
 from millrace.devices import home
 from millrace.errors import ModelError
@@ -33,6 +39,7 @@ from millrace.fit.asynchronous import StepCallbackList
 from millrace.fit.callbacks import last_ones_last
 from millrace.fit.checks import hint_steps_per_execution
 from millrace.fit.controller import ATTRIBUTE, Controller, controller_of
+from millrace.fit.epochs import make_epoch_iterator
 from millrace.fit.functions import LoopFunction
 from millrace.fit.multi_process import quiet_unless_first, whole_files
 from millrace.fit.offloading import bring_back
@@ -295,3 +302,6 @@ def _load_assets(model: keras.Model, controller: Controller) -> Callable[[str], 
         load_options(controller, directory)
 
     return load_assets
+
+
+set_epoch_iterators(make_epoch_iterator)
