@@ -27,6 +27,7 @@ from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.multi_process import Agreement
 from millrace.fit.offloading import bring_back
+from millrace.fit.recorders import LoopRecorder
 from millrace.fit.setup import Rules, Setup
 from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals, next_loop
@@ -188,7 +189,7 @@ class Controller:
     @contextmanager
     def _recorded(self, mode: Mode | None, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Writes records of the outermost loop, if the strategy has somewhere to put them."""
-        functions, recorders = self.functions, self.totals.recorders
+        recorders = self.totals.recorders
         if self._running:
             yield
             return
@@ -196,35 +197,30 @@ class Controller:
         if mode is None or recorders is None or not self.is_recorded:
             yield
             return
-        functions.recorder = recorders.begin(self.setup, self.loop, mode, arguments)
-        failure: BaseException | None = None
-        try:
+        with self._writing(recorders.begin(self.setup, self.loop, mode, arguments)):
             yield
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            recorder, functions.recorder = functions.recorder, None
-            if recorder is not None:
-                recorder.end(failure)
 
     @contextmanager
     def on_batch(self, mode: Mode) -> Iterator[None]:
         """Surrounds `train_on_batch` and the like, which may come between loops or within one."""
-        functions, recorders = self.functions, self.totals.recorders
-        before = functions.recorder
-        if recorders is None or before is not None:
+        recorders = self.totals.recorders
+        if recorders is None or self.functions.recorder is not None:
             yield
             return
-        functions.recorder = recorder = recorders.on_batch(self.setup, mode)
-        failure: BaseException | None = None
+        with self._writing(recorders.on_batch(self.setup, mode)):
+            yield
+
+    @contextmanager
+    def _writing(self, recorder: LoopRecorder | None) -> Iterator[None]:
+        """Gives the functions a recorder, and ends it."""
+        self.functions.recorder, failure = recorder, None
         try:
             yield
         except BaseException as error:
             failure = error
             raise
         finally:
-            functions.recorder = None
+            self.functions.recorder = None
             if recorder is not None:
                 recorder.end(failure)
 

@@ -9,11 +9,10 @@ The files serve the same program with the same versions and kind of device, on a
 """
 
 import contextlib
-import functools
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,35 +54,25 @@ def end_pre_compile() -> None:
     _until.close()
 
 
-def is_on() -> bool:
+def pre_compiles() -> bool:
     """Whether programs are compiled and not run."""
     return _say in saved
 
 
 def functions_compiled_only() -> contextlib.AbstractContextManager[Any]:
     """Surrounds a call of functions, which are compiled and not run if that is configured."""
-    return compiles_only.bound_to(is_on())
+    return compiles_only.bound_to(pre_compiles())
 
 
-def compiled_or_run(
-    name: str, loop: Callable[..., object], model: keras.Model
-) -> Callable[..., Any]:
-    """Returns `fit`, `evaluate` or `predict` that compiles and returns zeros if configured."""
-    signature = inspect.signature(loop)
+def compiled(loop: Callable[..., object], model: keras.Model, *args: object, **kwargs: Any) -> Any:
+    """Compiles the programs of `fit`, `evaluate` or `predict`.
 
-    @functools.wraps(loop)
-    def run(*args: object, **kwargs: object) -> Any:
-        if not is_on():
-            return loop(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return _compiled(name, model, bound.arguments)
-
-    return run
-
-
-def _compiled(name: str, model: keras.Model, arguments: Mapping[str, Any]) -> Any:
-    """Compiles the programs of a loop; returns its result, with zeros for all values."""
+    Returns:
+        The result of the call, with zeros for all values.
+    """
+    bound = inspect.signature(loop).bind(*args, **kwargs)
+    bound.apply_defaults()
+    name, arguments = loop.__name__, bound.arguments
     adapter: Any = get_data_adapter(**{k: arguments[k] for k in _DATA if k in arguments})
     batch: Any = next(iter(adapter.get_jax_iterator()))
     steps = arguments.get("steps_per_epoch") or arguments.get("steps") or adapter.num_batches
@@ -92,7 +81,8 @@ def _compiled(name: str, model: keras.Model, arguments: Mapping[str, Any]) -> An
     model.precompile(batch, steps_per_epoch=steps)  # type: ignore[attr-defined]
     x, *_ = batch
     if name == "predict":
-        specs: Any = model.compute_output_spec(jax.tree.map(_symbolic, x))
+        symbolic = jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, str(leaf.dtype)), x)
+        specs: Any = model.compute_output_spec(symbolic)
         rows = len(jax.tree.leaves(x)[0]) * (adapter.num_batches or 1)
         if is_array_adapter(adapter):
             rows = len(jax.tree.leaves(arguments["x"])[0])
@@ -107,10 +97,6 @@ def _compiled(name: str, model: keras.Model, arguments: Mapping[str, Any]) -> An
     model.history.epoch = list(range(arguments["initial_epoch"], arguments["epochs"]))
     model.history.history = {key: [0.0] * len(model.history.epoch) for key in logs}
     return model.history
-
-
-def _symbolic(leaf: jax.Array) -> keras.KerasTensor:
-    return keras.KerasTensor(leaf.shape, str(leaf.dtype))
 
 
 def _say(labels: EntryLabels, path: pathlib.Path) -> None:

@@ -64,16 +64,6 @@ def values_to_read(variables: Sequence[keras.Variable], group: DeviceGroup) -> l
     return values
 
 
-def replica_axes(
-    variables: Sequence[keras.Variable], values: Sequence[jax.Array]
-) -> list[int | None]:
-    """Returns 0 for each value of `values_to_read` that has an axis of replicas, else None."""
-    return [
-        0 if np.ndim(value) > len(variable.shape) else None
-        for variable, value in zip(variables, values, strict=True)
-    ]
-
-
 def put_copies(
     variables: Sequence[keras.Variable],
     stacked: Sequence[jax.Array],

@@ -19,7 +19,7 @@ from jax import lax
 
 from millrace._compat.jaxpr import Graph, trace
 from millrace.devices import PARTS, REPLICA, WHOLE, DeviceGroup, put_on, put_parts
-from millrace.loops.copies import copies_of, put_copies, replica_axes, values_to_read
+from millrace.loops.copies import copies_of, put_copies, values_to_read
 from millrace.loops.replica_sums import of_all, of_first
 from millrace.loops.replication import ReplicaLaunch, in_trace, looking, on_devices
 from millrace.loops.scope import put, value_of
@@ -87,8 +87,7 @@ class ReplicaForm:
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, given that of one replica's value."""
-        shape = (self.count, *spec.shape) if is_split and self.count > 1 else spec.shape
-        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=self._sharding)
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding)
 
     def take_device_of(self, values: Sequence[Array]) -> None:
         """Takes the device to which values are bound for that of all programs."""
@@ -105,7 +104,8 @@ class ReplicaForm:
 
     def are_split(self, fixed: Variables, values: Sequence[jax.Array]) -> list[bool]:
         """Returns for each variable that a program only reads whether its value is split."""
-        return [axis is not None for axis in replica_axes(fixed, values)]
+        pairs = zip(fixed, values, strict=True)
+        return [np.ndim(value) > len(variable.shape) for variable, value in pairs]
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns whole values where the program takes them."""
@@ -179,9 +179,10 @@ class ReplicasOnDevices(ReplicaForm):
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, with their devices."""
-        whole = super().spec(spec, is_split)
-        sharding = self._group.split(0) if is_split else self._group.whole
-        return jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding)
+        shape, layout = (self.count, *spec.shape), self._group.split(0)
+        if not is_split:
+            shape, layout = spec.shape, self._group.whole
+        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=layout)
 
     def values(
         self, changed: Variables, fixed: Variables

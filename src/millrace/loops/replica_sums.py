@@ -52,14 +52,9 @@ def of_first(tree: Any) -> Any:
     return jax.tree.unflatten(structure, [_from_numbers(bits, leaf) for bits, leaf in pairs])
 
 
-def of_all(tree: Any, axis: int = 0) -> Any:
-    """Returns the values of all replicas on each of them, `[replicas, ...]`.
-
-    Args:
-        tree: values of this replica.
-        axis: of the replicas in the result.
-    """
-    return jax.tree.map(lambda leaf: lax.all_gather(leaf, REPLICA, axis=axis), tree)
+def of_all(tree: Any) -> Any:
+    """Returns the values of all replicas on each of them, `[replicas, ...]`."""
+    return jax.tree.map(lambda leaf: lax.all_gather(leaf, REPLICA), tree)
 
 
 def _total(value: jax.Array, replicas: int, size: int) -> jax.Array:

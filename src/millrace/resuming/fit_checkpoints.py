@@ -37,7 +37,7 @@ from millrace.errors import CheckpointError
 from millrace.feeds.merged_batches import inner_adapter
 from millrace.feeds.source_position import TrackedBatches
 from millrace.fit.controller import Controller
-from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs, ValidationEpochs
+from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
     ImpatientInterrupt,
     TerminatedError,
@@ -361,7 +361,7 @@ class FitCheckpoints:
         with self._nothing_to_save_on_error():
             self._passes.repeat(source, asked)
 
-    def begins_validation(self, epochs: ValidationEpochs) -> None:
+    def begins_validation(self, epochs: ResumableEpochs) -> None:
         """Before an evaluation draws its data: draws again what was drawn before the checkpoint."""
         if not self._validated_before or epochs is not validation_epochs(self._controller.model):
             return

@@ -41,7 +41,7 @@ from millrace.ipu.keras.extensions.serving import export_for_ipu_serving
 from millrace.ipu.keras.extensions.setters import SETTERS
 from millrace.ipu.keras.extensions.settings import rules_of, settings_of
 from millrace.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
-from millrace.ipu.pre_compile import compiled_or_run
+from millrace.ipu.pre_compile import compiled, pre_compiles
 from millrace.strategy.attach import bound
 from millrace.tensorflow.iterators import device_iterators
 
@@ -87,10 +87,11 @@ def around(name: str, loop: Callable[..., object], controller: Controller) -> Ca
         loop: the method of the attached model.
         controller: of the model.
     """
-    loop = compiled_or_run(name, loop, controller.model)
 
     @functools.wraps(loop)
     def run(x: object = None, *args: Any, **kwargs: Any) -> Any:
+        if pre_compiles():
+            return compiled(loop, controller.model, x, *args, **kwargs)
         check_source(x)
         validation = kwargs.get("validation_data")
         check_source(validation[0] if isinstance(validation, tuple) else validation)
