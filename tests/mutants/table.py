@@ -287,8 +287,8 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, full % shape.replicas)",
-        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, 0)",
+        "yield self._gather(rows[None], of_rest, shape.replicas, full % shape.replicas)",
+        "yield self._gather(rows[None], of_rest, shape.replicas, 0)",
     ),
     Mutant(
         "feeds",
