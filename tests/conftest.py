@@ -22,7 +22,6 @@ import pytest  # noqa: E402
 
 import millrace  # noqa: E402
 import own_threads  # noqa: E402
-from marked_tests import MarkedTests  # noqa: E402
 from millrace.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from resources import give_back, resident_bytes  # noqa: E402
@@ -49,8 +48,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for mark in ("slow", "exhaustive"):
-        config.pluginmanager.register(MarkedTests(config, mark), f"names of {mark} tests")
     if config.getoption("compiler") == "quick":
         compiler.install()
 

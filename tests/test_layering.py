@@ -9,6 +9,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
 LEVELS = [
     {"_compat", "_backend"},

@@ -212,6 +212,7 @@ def test_importing_millrace_first_chooses_jax():
     assert result.stdout.strip() == "jax", result.stderr
 
 
+@pytest.mark.slow
 def test_another_backend_is_refused_with_the_line_to_add():
     result = run("import keras; import millrace", KERAS_BACKEND="numpy")
     assert "BackendError" in result.stderr

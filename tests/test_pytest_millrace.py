@@ -57,11 +57,12 @@ def test_the_marks_are_registered(tmp_path):
     assert "@pytest.mark.max_peak_bytes(size): fails a test" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
         pytest.param((), id="one process"),
-        pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
+        pytest.param(("-n", "2"), id="xdist"),
     ],
 )
 def test_what_passes_and_what_fails(tmp_path, flags):
@@ -112,6 +113,7 @@ def test_skipped():
     assert "pytest_millrace.py" not in output  # no traceback of ours
 
 
+@pytest.mark.slow
 def test_executables_are_counted_wherever_they_come_from(tmp_path):
     output = run(
         tmp_path,
@@ -130,6 +132,7 @@ def test_shared():
     assert "shared with an equal program" in output
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_refused_before_the_test_runs(tmp_path):
     wrong = [
         "max_compiles()",

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from case_marks import slow
 from millrace.benchmark.command import load
 from millrace.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from millrace.benchmark.verdict import ROUNDS, feed_verdict
@@ -379,8 +380,25 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(value, other)
 
 
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("data", [Batches, lambda: endless, lambda: list(zip(X, Y, strict=True))])
+def of_a_function():
+    return endless
+
+
+def of_a_list():
+    return list(zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("data", "attached"),
+    [
+        (Batches, True),
+        (of_a_function, True),
+        (of_a_list, True),
+        (of_a_function, False),
+        slow(Batches, False),
+        slow(of_a_list, False),
+    ],
+)
 def test_verdict(strategy, attached, data, capsys):
     model = model_of(strategy if attached else None, steps_per_execution=5)
     model.fit(endless(), steps_per_epoch=10, epochs=1, verbose=0, shuffle=False)
@@ -403,7 +421,7 @@ def test_verdict(strategy, attached, data, capsys):
     assert not own_threads()
 
 
-@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("attached", [slow(False), True])
 def test_a_model_that_is_not_built_trains_afterwards_as_if_nothing_had_been(strategy, attached):
     losses = []
     for looks in (False, True):

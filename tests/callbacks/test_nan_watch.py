@@ -63,15 +63,16 @@ def fit(model, data, **arguments):
     model.fit(*data, batch_size=ROWS, shuffle=False, verbose=0, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accumulation", "executed", "bad"),
     [
         (1, 4, 6),
         (3, 20, 13),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((1, 20, 6), (3, 2, 7), (3, 20, 11), (1, 1, 0))
-        ),
+        (1, 20, 6),
+        (3, 2, 7),
+        (3, 20, 11),
+        (1, 1, 0),
     ],
 )
 def test_stops_before_the_update_and_names_what_did_it(
@@ -96,6 +97,7 @@ def test_stops_before_the_update_and_names_what_did_it(
             np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7, err_msg=mine.path)
 
 
+@pytest.mark.slow
 def test_the_last_updates_are_kept_and_the_batch(strategy, tmp_path):
     model = make_model(strategy, executed=20)
     x, y = make_data(12, bad=9)
@@ -113,7 +115,8 @@ def test_the_last_updates_are_kept_and_the_batch(strategy, tmp_path):
     assert json.loads((watch.written / "record.json").read_text())["update"] == 9
 
 
-@pytest.mark.parametrize("convolution", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("convolution", [False, True])
 def test_replay_repeats_the_update(strategy, tmp_path, convolution):
     model = make_model(strategy, accumulation=2, executed=3, convolution=convolution)
     watch = NaNWatch(directory=tmp_path)
@@ -146,6 +149,7 @@ def test_a_gradient_may_be_the_first(strategy, tmp_path):
     assert watch.found.update == 0
 
 
+@pytest.mark.slow
 def test_all_goes_well(strategy, tmp_path):
     watched, plain = make_model(strategy), make_model(strategy)
     watch = NaNWatch(directory=tmp_path)

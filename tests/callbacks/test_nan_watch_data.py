@@ -34,6 +34,7 @@ def make_data(argument, batch, row, batches=24):
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "tensor", "nans"),
     [("x", "activation a", 2), ("y", "the loss", 1), ("sample_weight", "the loss", 1)],

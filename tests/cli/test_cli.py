@@ -199,6 +199,7 @@ def test_wrong_flags_are_explained_by_click():
     assert "'--forward': 0.0 is not in the range x>0" in result.output
 
 
+@pytest.mark.slow
 def test_runs_as_a_program_and_prints_plain_ascii_into_a_pipe():
     code = "import sys; from millrace.cli.main import main; sys.argv[0] = 'millrace'; main()"
     result = subprocess.run(

@@ -112,6 +112,7 @@ def compiles_nothing_after(tmp_path, script, *words):
     assert ran["loss"][0] > 0.0
 
 
+@pytest.mark.slow
 def test_a_run_after_it_compiles_nothing(tmp_path):
     compiles_nothing_after(tmp_path, SCRIPT, "45")
 

@@ -181,6 +181,7 @@ def test_no_color_on_a_terminal(run):
     assert "\x1b[3" not in run(SIZES, FORCE_COLOR="1", NO_COLOR="1").stdout
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_closed_early_ends_quietly():
     code = "import sys; from millrace.cli.main import main; sys.argv[0] = 'millrace'; main()"
     size = ["--stages", "8", "--micro-batches", "2000", "--text"]  # more than a pipe holds

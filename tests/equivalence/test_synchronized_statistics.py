@@ -14,6 +14,7 @@ from keras import layers
 from test_double_precision import run as run_in_float64
 
 import millrace
+from case_marks import exhaustive
 from millrace.errors import DataError, ModelError, PlanError, UnsupportedError
 from millrace.replay.run import replay
 
@@ -339,7 +340,7 @@ def test_convnets_on_replicas_train_as_with_the_big_batch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("no_false_alarms", [None])  # a budget tries several choices of a program
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [exhaustive(1), 2])
 def test_a_budget_of_recomputation_changes_no_numbers(devices, no_false_alarms):
     def prepare(model):
         model.set_recomputation_options(budget=0.9)

@@ -118,6 +118,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.shipped_compiler  # the quick one computes a batch in another order
 @pytest.mark.parametrize(("name", "count"), [(name, 2) for name in OPTIMIZERS] + [("momentum", 5)])
 def test_training_has_the_bits_of_a_batch(name, count):
@@ -160,6 +161,7 @@ def test_sums_have_the_order_of_the_replicas():
     assert total.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_replicas_run_as_long_as_one_of_them_goes_on():
     def run():
         total = keras.Variable(np.float32(1))

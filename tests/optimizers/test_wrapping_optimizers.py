@@ -102,6 +102,7 @@ def test_a_stage_exchanges_nothing_by_itself():
     np.testing.assert_array_equal(weight, [0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [None, [0, 1]])
 def test_a_models_gradients_are_mapped_before_they_are_accumulated(stages):
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")

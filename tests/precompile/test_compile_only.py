@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow_but_for
 from millrace.callbacks import NaNWatch
 from millrace.callbacks.tensor_statistics import TensorStatistics
 from millrace.errors import OptionError, PlanError
@@ -187,7 +188,7 @@ SCENES = [
     accumulated,
     own_step,
     watched,
-    pytest.param(watched_windows, marks=pytest.mark.slow),
+    watched_windows,
     step_callbacks,
     recomputed,
 ]
@@ -242,11 +243,16 @@ def compare(scene, devices):
     assert expected == ran
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: getattr(scene, "__name__", None))
+@pytest.mark.parametrize(
+    "scene",
+    slow_but_for(SCENES, "generator", "py_dataset", "recomputed"),
+    ids=lambda scene: scene.__name__,
+)
 def test_a_real_run_compiles_nothing_else(scene):
     compare(scene, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", [replicated, pipelined])
 def test_a_real_run_on_two_devices_compiles_nothing_else(scene):
     compare(scene, 2)
@@ -257,6 +263,7 @@ def test_metrics_of_each_replica():
     compare(listed_metrics, 2)
 
 
+@pytest.mark.slow
 def test_results_are_zeros_in_keras_structure(strategy):
     with compiling_only(), strategy.scope():
         model = mlp()

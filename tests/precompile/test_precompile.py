@@ -1,11 +1,14 @@
 """`model.precompile`: what it compiles is what fit, evaluate and predict then run."""
 
+import itertools
+
 import jax
 import keras
 import numpy as np
 import pytest
 
 import millrace
+from case_marks import with_marks
 from millrace.errors import ModelError, OptionError, PlanError
 
 layers = keras.layers
@@ -57,8 +60,13 @@ def plain(model):
     pass
 
 
-@pytest.mark.parametrize("steps_per_epoch", [None, 40])
-@pytest.mark.parametrize("choose", [plain, accumulated, streamed, recomputed])
+@pytest.mark.parametrize(
+    ("choose", "steps_per_epoch"),
+    with_marks(
+        itertools.product((plain, accumulated, streamed, recomputed), (None, 40)),
+        slow=[(streamed, None)],
+    ),
+)
 def test_all_loops_find_what_they_run(strategy, choose, steps_per_epoch):
     model = strategy.attach(mlp())
     choose(model)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from millrace.errors import ModelError, OptionError
 
 X = np.linspace(0, 1, 128, dtype="float32").reshape(32, 4)
@@ -196,6 +197,7 @@ def test_functions_loops_and_batches(tmp_path):
     assert sum(sample.executions for sample in run.executions) == 10
 
 
+@pytest.mark.slow
 def test_a_memory_report_a_budget_a_verdict_and_tensors(tmp_path):
     strategy = millrace.Strategy(devices=1, report_dir=tmp_path)
     model = make_model(strategy)
@@ -220,6 +222,7 @@ def test_a_memory_report_a_budget_a_verdict_and_tensors(tmp_path):
     assert [row[0] for each in kernel for row in each.values] == mean.tolist()
 
 
+@pytest.mark.slow
 def test_a_nan_leaves_a_note(tmp_path):
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path / "run"))
     watch = millrace.callbacks.NaNWatch(directory=tmp_path / "flights")
@@ -229,7 +232,7 @@ def test_a_nan_leaves_a_note(tmp_path):
     assert note.text == str(watch.found)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("steps_per_execution", [1, slow(3)])
 def test_weights_are_the_same_with_and_without_records(tmp_path, steps_per_execution):
     weights = []
     for report_dir in (None, tmp_path):

@@ -10,6 +10,8 @@ import pytest
 
 from millrace.records.arrays import read_arrays
 
+pytestmark = pytest.mark.quick
+
 
 class Bomb:
     def __init__(self, mark):

@@ -10,6 +10,8 @@ from millrace.records.memory_report import DeviceMemory, MemoryReport, StageMemo
 from millrace.records.memory_svg import HEIGHT, memory_svg
 from millrace.records.program_memory import MemoryArea, ProgramMemory, ProgramSegment
 
+pytestmark = pytest.mark.quick
+
 HOSTILE = "<script>alert(1)</script>&\"'"
 
 

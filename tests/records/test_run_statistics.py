@@ -9,6 +9,8 @@ from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.run import RunRecords
 from millrace.records.statistics import FeedStatistics, PipelineStatistics, RunStatistics
 
+pytestmark = pytest.mark.quick
+
 NOTHING = RunStatistics(0, 0, 0, 0.0, FeedStatistics(), PipelineStatistics())
 RUN = RunStatistics(
     executions=24,

@@ -2,10 +2,14 @@
 
 import re
 
+import pytest
+
 from millrace.records.timeline import DRAWN, Span, Timeline
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.table import make_schedule
+
+pytestmark = pytest.mark.quick
 
 
 def trace_of(spans=(), activities=(), **fields):

@@ -10,6 +10,8 @@ from millrace.records.timeline_svg import timeline_svg
 from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.table import make_schedule
 
+pytestmark = pytest.mark.quick
+
 SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = {"looped": (0, 1, 0, 1), "zb_v": (0, 1, 1, 0)}
 
@@ -86,6 +88,7 @@ def test_groups_of_several_stages_say_which_stage():
     assert "2F0" in [label for *_, label in tasks(root)]
 
 
+@pytest.mark.slow
 def test_every_label_fits_its_task_or_is_left_out():
     assert all(label for *_, label in tasks(parse(timeline_of(micro_batches=16))))
     root = parse(timeline_of(micro_batches=1000))

@@ -19,6 +19,8 @@ from millrace.records.timeline import Span
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 from millrace.records.validity import check_record
 
+pytestmark = pytest.mark.quick
+
 SPAN = Span(0, "F", 0, 0, 0.0, 1.0)
 TRACE = ExecutionTrace(
     model="m", mode="train", loop=0, epoch=1, update=0, began=1.0, num_groups=1, spans=(SPAN,)

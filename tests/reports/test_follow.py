@@ -316,6 +316,7 @@ model.fit(x, x[:, :1], batch_size=4, epochs=10_000, verbose=0, callbacks=[pause]
 """
 
 
+@pytest.mark.slow
 def test_follows_a_program_until_it_is_killed(tmp_path):
     """The command, as a user runs it: another process trains, is followed, and is killed."""
     script = tmp_path / "program.py"

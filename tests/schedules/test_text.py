@@ -11,6 +11,8 @@ from millrace.schedules.task import Pass, Task
 from millrace.schedules.text import grid, parse, scaled, write
 from millrace.schedules.zero_bubble import zero_bubble
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("p", range(1, 9))
 def test_what_is_written_parses_back(p):
