@@ -50,7 +50,6 @@ INSPECTION = {
         "(wrapped_optimizer, outfeed_queue, "
         "outfeed_optimizer_mode=Moment.BEFORE_APPLY, name='OutfeedOptimizer', model=None)"
     ),
-    "replay.replay": "(directory, custom_objects=None)",
     "pipeline": (
         "(stages, micro_batches, *, updates=1, inputs=None, infeed=None, outfeed=None, "
         "optimizer_function=None, device_mapping=None, outfeed_loss=False, outfeed_mask=None, "

@@ -8,7 +8,6 @@
     optimizers/          optimizers around another one, such as one that shows gradients
     callbacks/           look at a model while it trains
     loop_checkpoints/    saves own loops, which go on from there with the same numbers
-    replay/              runs an update again that went wrong
     loops/               training loops of the user's own, as compiled programs
     benchmark/           how fast data comes, and whether a model waits for it
     layers/              layers that mark what is kept, or enqueue what passes through

@@ -25,7 +25,7 @@ def run(*words, width=100, size=SIZE):
 def test_the_flags():
     assert set(main.commands) == {
         *("benchmark", "cache", "checkpoint", "compile-log", "launch", "port", "poprun"),
-        *("precompile", "replay", "report", "run", "simulate"),
+        *("precompile", "report", "run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
         "--epochs --elements --json --infeed --model dataset"
@@ -48,9 +48,6 @@ def test_the_flags():
     poprun = [p for p in main.commands["poprun"].params if not getattr(p, "hidden", False)]
     assert " ".join(flag for p in poprun for flag in p.opts) == (
         "--num-replicas --num-instances --ipus-per-replica --timeout --restarts --no-pin command"
-    )
-    assert " ".join(flag for p in main.commands["replay"].params for flag in p.opts) == (
-        "--import --all directory"
     )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
         "--stages --micro-batches --schedule --groups --batch-serialization --costs --forward "
