@@ -92,7 +92,7 @@ def squeezed(text):
 
 def test_the_flags():
     assert " ".join(flag for p in main.commands["report"].params for flag in p.opts) == (
-        "--compare --output --perfetto --open --follow --port runs"
+        "--compare --output --perfetto --open runs"
     )
 
 
@@ -226,10 +226,6 @@ MISTAKES = [
     (["{run}", "--perfetto", "trace.json"], "run has no traces"),
     (["{run}", "--compare"], "--compare shows two runs side by side. Received 1"),
     (["{run}", "{run}"], "Received 2: give one directory, or two and --compare"),
-    (["{run}", "--port", "80"], "--port is an option of --follow"),
-    (["{run}", "--follow", "--output", "x"], "remove --output or --follow"),
-    (["{run}", "{run}", "--follow", "--compare"], "remove --compare or --follow"),
-    (["{run}", "--port", "99999", "--follow"], "99999"),
     (["{run}/none"], "does not exist"),
     (["{run}/loops.jsonl"], "is a file"),
     (["{empty}"], "has no records of a run. Set Strategy(report_dir=...)"),

@@ -12,6 +12,8 @@ import pytest
 import millrace
 from case_marks import slow
 from millrace.errors import ModelError, OptionError
+from millrace.recording import page
+from millrace.reports.page import write_page
 
 X = np.linspace(0, 1, 128, dtype="float32").reshape(32, 4)
 Y = X.sum(1, keepdims=True)
@@ -292,6 +294,22 @@ def test_a_page_that_cannot_be_written_is_said_once(tmp_path, caplog):
         f"{tmp_path / 'report.html'} could not be written."
     ]
     assert len(millrace.records.load(tmp_path).loops) == 1
+
+
+@pytest.mark.parametrize(("seconds", "pages"), [(0.0, [1, 2, 3, 4]), (30.0, [4])])
+def test_the_page_is_written_after_an_epoch_if_it_is_time(tmp_path, monkeypatch, seconds, pages):
+    written = []
+
+    def write(runs, path):
+        written.append(len(runs[0].epochs))
+        return write_page(runs, path)
+
+    monkeypatch.setattr(page, "SECONDS", seconds)
+    monkeypatch.setattr(page, "EPOCH_SHARE", 0)
+    monkeypatch.setattr(millrace.recording.run, "write_page", write)
+    model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
+    model.fit(X, Y, epochs=4, verbose=0)
+    assert written == pages
 
 
 def test_a_variable_names_the_directory_of_all_runs(tmp_path, monkeypatch):
