@@ -1,5 +1,4 @@
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -53,7 +52,7 @@ def test_the_flags():
         "--stages --micro-batches --schedule --groups --batch-serialization --costs --forward "
         "--backward --backward-input --backward-weight --transfer --transfer-bytes --bandwidth "
         "--latency --dispatch --shared-core --transfer-work --update --replicas --gradient-bytes "
-        "--replica-bandwidth --replica-latency --summary --text --svg"
+        "--replica-bandwidth --replica-latency --summary --text"
     )
 
 
@@ -132,38 +131,8 @@ def test_prints_the_notation_and_reads_it_again(tmp_path):
     assert "bubble  27.3%\n" in output  # no formula for a schedule of one's own
 
 
-PICTURE = pathlib.Path(__file__).parent.parent.parent / "docs" / "images" / "pipeline.svg"
-
-
-def test_the_picture_of_the_readme_is_what_the_command_writes(tmp_path):
-    path = tmp_path / "pipeline.svg"
-    result = run("--svg", str(path))
-    assert path.read_text() == PICTURE.read_text()
-    assert result.stdout == run().stdout  # the drawing is printed as without
-    assert result.stderr == f"{path} written.\n"
-
-
-def test_the_notation_and_a_picture_of_it(tmp_path):
-    path = tmp_path / "schedule.svg"
-    result = run("--text", "--svg", str(path))
-    assert result.stdout == write(one_f_one_b(4, 8)) + "\n"
-    assert path.read_text() == PICTURE.read_text()
-
-
-def test_a_schedule_of_a_long_name_has_a_short_title(tmp_path):
-    path = tmp_path / "schedule.svg"
-    words = "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4 0B5 0B6 0B7"
-    size = ["--stages", "1", "--micro-batches", "8"]
-    assert run("--schedule", words, "--svg", str(path), size=size).exit_code == 0
-    assert ">0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 ...: 1 stages, 8 micro-b" in path.read_text()
-
-
-def test_a_picture_that_cannot_be_written(tmp_path):
-    path = tmp_path / "none" / "pipeline.svg"
-    result = run("--svg", str(path))
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: --svg {path} cannot be written: No such file or dir")
-    assert "a directory that exists" in result.stderr
+def test_the_notation():
+    assert run("--text").stdout == write(one_f_one_b(4, 8)) + "\n"
 
 
 @pytest.mark.parametrize(

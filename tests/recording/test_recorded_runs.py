@@ -63,8 +63,8 @@ def test_a_strategy_shows_its_run_in_a_notebook(tmp_path):
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
     run = strategy.records()
     assert [loop.model for loop in run.loops] == ["mlp"]
-    for shown in (run.trace, run.memory["train"]):
-        assert "<svg" in shown._repr_html_()
+    assert "update" in str(run.trace)
+    assert "p parameters" in str(run.memory["train"])
     with pytest.raises(OptionError, match=r"records\(\) reads .*report_dir=.*MILLRACE_REPORT_DIR"):
         millrace.Strategy(devices=1).records()
 

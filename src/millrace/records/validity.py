@@ -10,7 +10,7 @@ import math
 from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.memory_report import MemoryReport
 from millrace.records.program_memory import ProgramMemory
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES
 from millrace.records.trace import ExecutionTrace
 
 _LATEST = 1e11  # seconds since 1970: the year 5138

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from millrace.records.codec import encode
 from millrace.records.program_memory import ROLES
 from millrace.records.run import RunRecords
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES
 from millrace.reports.columns import Columns
 from millrace.reports.limits import limits
 from millrace.reports.memory_data import memory_data

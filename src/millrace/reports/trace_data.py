@@ -8,8 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from millrace.records.run import RunRecords
-from millrace.records.timeline import Span, Timeline
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES, Span, Timeline
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 from millrace.reports.bubble import IdleSlot, idle_slots
 from millrace.reports.columns import Columns
