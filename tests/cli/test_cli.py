@@ -27,7 +27,7 @@ def test_the_flags():
         *("precompile", "report", "run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
-        "--epochs --elements --json --infeed --model dataset"
+        "--epochs --elements --json --infeed dataset"
     )
     cache = main.commands["cache"].commands
     assert {name: [p.opts[0] for p in command.params] for name, command in cache.items()} == {
@@ -232,9 +232,8 @@ def test_benchmark_prints_a_table(feeds, name):
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("model", ["feeds_of_cli:model", "feeds_of_cli.py:built"])
-def test_benchmark_with_infeed_and_model(feeds, model):
-    words = "feeds_of_cli:endless", "--infeed", "--model", model
+def test_benchmark_with_infeed(feeds):
+    words = "feeds_of_cli:endless", "--infeed"
     lines = benchmark(*words).stdout.splitlines()
     assert [line.split()[:-3] for line in lines[1:5]] == [
         ["data", "set", "1"],
@@ -242,25 +241,16 @@ def test_benchmark_with_infeed_and_model(feeds, model):
         ["infeed", "1"],
         ["2"],
     ]
-    assert [line[:15] for line in lines[8:11]] == [
-        "loading alone  ",
-        "the model alone",
-        "both together  ",
-    ]
-    assert lines[11].startswith("Your input pipeline limits training to ")
     report = json.loads(benchmark(*words, "--json").stdout)
-    assert set(report) == {"epochs", "first_element_seconds", "infeed", "verdict"}
+    assert set(report) == {"epochs", "first_element_seconds", "infeed"}
     assert report["epochs"][0]["elements_processed"] == 3
     assert len(report["infeed"]["epochs"]) == 2
-    assert report["verdict"]["steps"] == 3
 
 
 def test_benchmark_shows_progress_and_keeps_it_out_of_the_results(feeds, monkeypatch):
     monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
-    result = benchmark(
-        "feeds_of_cli:endless", "--json", "--model", "feeds_of_cli:model", FORCE_COLOR="1"
-    )
-    assert set(json.loads(result.stdout)) == {"epochs", "first_element_seconds", "verdict"}
+    result = benchmark("feeds_of_cli:endless", "--json", FORCE_COLOR="1")
+    assert set(json.loads(result.stdout)) == {"epochs", "first_element_seconds"}
     assert "measuring" in result.stderr
 
 
@@ -288,8 +278,6 @@ def test_benchmark_shows_progress_and_keeps_it_out_of_the_results(feeds, monkeyp
             "missing a required argument: 'rows'. Set dataset=lambda: of_si",
         ),
         (["feeds_of_cli:batch"], "a value of type tuple, which is not divided into batches"),
-        (["feeds_of_cli:endless", "--model", "feeds_of_cli:listed"], "takes a keras.Model first."),
-        (["feeds_of_cli:endless", "--model", "feeds_of_cli:modl"], "Did you mean 'model'?"),
     ],
 )
 def test_errors_of_benchmark(feeds, words, message):

@@ -2,7 +2,7 @@
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
     millrace launch      runs a script as several processes on this machine
-    millrace benchmark   measures how fast a data set is, and whether a model waits for it
+    millrace benchmark   measures how fast a data set supplies batches
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
     millrace precompile  compiles the programs of a script, without training
@@ -114,19 +114,16 @@ def launch_command(
 @click.option("--elements", default=100, type=int, help="Batches per epoch.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--infeed", is_flag=True, help="Also measure the data set through the infeed.")
-@click.option(
-    "--model", metavar="MODULE:MODEL", help="Also measure whether this model waits for its data."
-)
 @click.argument("dataset", metavar="MODULE:DATASET")
 def benchmark_command(
-    epochs: int, elements: int, as_json: bool, infeed: bool, model: str | None, dataset: str
+    epochs: int, elements: int, as_json: bool, infeed: bool, dataset: str
 ) -> None:
     """Measure how fast a data set supplies batches.
 
     MODULE:DATASET names a variable, or a function without arguments, in a module or in a file.py.
-    Modules may be in the current directory. MODULE:MODEL names a model in the same way.
+    Modules may be in the current directory.
     """
-    report = benchmark_feed(dataset, epochs, elements, infeed, model)
+    report = benchmark_feed(dataset, epochs, elements, infeed)
     if as_json:
         click.echo(report.as_json())
     else:

@@ -62,9 +62,6 @@ def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
         "operations": operations_data(run.operations),
         "traces": traces_data(run, columns),
         "tensors": tensors_data(run.tensors, columns),
-        "verdicts": [
-            {**_fields(each), "verdict": each.verdict} for each in run.feed_verdicts[-SHOWN:]
-        ],
         "flights": [shortened(encode(each), 1500) for each in run.flights[-SHOWN:]],
     }
 
