@@ -18,7 +18,7 @@ from typing import Any, ParamSpec
 
 from millrace._compat.keras_loops import first_epoch
 from millrace.compiling.log import CompileLog
-from millrace.fit.recorders import RecordedFeed
+from millrace.feeds.infeed import Infeed
 from millrace.fit.setup import Setup
 from millrace.plan import Mode
 from millrace.recording import pace
@@ -186,12 +186,12 @@ class LoopWriter:
             function(lambda: self._sample(now))
 
     @without_errors
-    def opens(self, feed: RecordedFeed, mode: Mode) -> None:
+    def opens(self, feed: Infeed, mode: Mode) -> None:
         """Looks at an infeed from now on."""
         self._feeds.opens(feed, mode)
 
     @without_errors
-    def closes(self, feed: RecordedFeed) -> None:
+    def closes(self, feed: Infeed) -> None:
         """Looks at an infeed for the last time."""
         self._feeds.closes(feed)
 
