@@ -30,7 +30,7 @@ LEVELS = [
     {"memory_report", "resuming"},
     {"recording", "planning"},
     {"strategy", "distributed", "layers", "benchmark"},
-    {"replay", "loops"},
+    {"loops"},
     {"callbacks", "optimizers", "tensorflow", "loop_checkpoints"},
     {"function_pipelines"},
     {"ipu"},
