@@ -19,6 +19,8 @@ from millrace.errors import OptionError
 from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def no_decision(monkeypatch, tmp_path):

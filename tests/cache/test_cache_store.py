@@ -17,6 +17,8 @@ from millrace.cache.store import CacheStore, evict
 from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
+pytestmark = pytest.mark.quick
+
 KEY = "jit_run-" + "0" * 64
 LABELS = EntryLabels("net", "train_run", "float32[32,8]")
 FIELDS = (

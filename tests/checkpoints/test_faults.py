@@ -12,6 +12,8 @@ import pytest
 import servers
 from servers import ALL, COUNT, DEAD, FAIL, FULL, KILL_AFTER, KILL_BEFORE, SHORT, SHORT_FAIL, WRITES
 
+from case_marks import exhaustive
+
 STOPPED = -9
 FAULTS = {
     "killed before": (KILL_BEFORE, 0, ALL),
@@ -210,8 +212,15 @@ def test_faults_beside_a_save(points, action, fault):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_thread", [False, True])
-@pytest.mark.parametrize("fault", ["killed before", "no space"])
+@pytest.mark.parametrize(
+    ("fault", "in_thread"),
+    [
+        ("killed before", False),
+        ("killed before", True),
+        ("no space", False),
+        exhaustive("no space", True),
+    ],
+)
 def test_fit_goes_on_after_a_fault(points, fault, in_thread):
     points.without_a_break = points.ask(
         {"action": "fit without a break", "path": str(points.directory / f"{fault} {in_thread}")}

@@ -13,6 +13,8 @@ from millrace.cache.entry import pack
 from millrace.cli.main import main
 from millrace.records.cache import EntryLabels
 
+pytestmark = pytest.mark.quick
+
 ENVIRONMENT = "0.10.2-cpu-12345678"
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
+from case_marks import slow
 from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.stored import Snapshot
 from millrace.cli.main import main
@@ -107,6 +108,7 @@ def test_list_as_json(directory):
     assert newest["bytes"] > 100
 
 
+@pytest.mark.slow
 def test_list_names_the_training_that_writes(tmp_path):
     write(tmp_path, 1)
     (tmp_path / "step-00000002.partial-4711").mkdir()
@@ -169,7 +171,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(directory, monkey
     assert len(run("verify", directory).output.splitlines()) == 2
 
 
-@pytest.mark.parametrize("kind", ["functional", "sequential"])
+@pytest.mark.parametrize("kind", ["functional", slow("sequential")])
 def test_an_exported_model_predicts_what_the_training_did(kind, trained, tmp_path):
     directory, model = trained
     if kind == "sequential":
@@ -311,6 +313,7 @@ def fit(model, callbacks, epochs=3, is_attached=True):
     ).history["loss"]
 
 
+@pytest.mark.slow
 def test_backup_and_restore_under_a_strategy(tmp_path):
     def interrupted(name, is_attached):
         """Trains in two processes' worth of models, and returns the loss of the last epoch."""

@@ -111,6 +111,7 @@ def test_losses_of_some_outputs_only(strategy):
     assert model.fit(X, {"a": Y, "b": None}, verbose=0).history["loss"][0] >= 0
 
 
+@pytest.mark.slow
 def test_a_model_with_boundaries_needs_millrace_to_load(strategy, tmp_path):
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), millrace.layers.RecomputationCheckpoint()])

@@ -10,6 +10,8 @@ from millrace import ipu
 from millrace.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 from millrace.records.run import load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def report_dir(tmp_path, monkeypatch):

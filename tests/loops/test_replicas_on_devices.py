@@ -93,6 +93,7 @@ class Training:
         return [np.asarray(v) for v in (*self.model.variables, *self.optimizer.variables)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [(name, 2) for name in OPTIMIZERS] + [("momentum", 5)])
 def test_training_is_that_with_the_mean_of_all_gradients(name, count):
     replicated = Training(CrossReplicaOptimizer(OPTIMIZERS[name]()))
@@ -174,6 +175,7 @@ def in_order(rows):
     return functools.reduce(np.add, rows)
 
 
+@pytest.mark.slow
 def test_replicas_run_as_long_as_one_of_them_goes_on():
     def run():
         total = keras.Variable(np.float32(1))

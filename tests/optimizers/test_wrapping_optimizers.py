@@ -99,6 +99,7 @@ def test_a_stage_exchanges_nothing_by_itself():
         optimizer.apply([np.ones(2, np.float32)], [weight])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [None, [0, 1]])
 def test_a_models_gradients_are_mapped_before_they_are_accumulated(stages):
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")

@@ -15,6 +15,8 @@ from millrace.devices import DeviceGroup
 from millrace.pipelines.runtime.links import Here, Permute, link
 from millrace.pipelines.runtime.transfer import Edge
 
+pytestmark = pytest.mark.quick
+
 SECONDS = 60
 START = """
 import sys
@@ -274,6 +276,7 @@ for source, target in [
 TRANSPORTS = ["local", "pull", "permute"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_values_types_and_order(run, transport):
     run(ONE_DEVICE, transport)
@@ -299,6 +302,7 @@ neighbors().send_all()
 """
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_killed_in_mid_transfer(run, monkeypatch):
     names = set(pathlib.Path("/dev/shm").glob("*"))
     with pytest.raises(AssertionError) as error:
@@ -313,12 +317,14 @@ def test_a_receiver_that_is_killed_in_mid_transfer(run, monkeypatch):
     assert set(pathlib.Path("/dev/shm").glob("*")) <= names  # nothing is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["pull", "permute"])
 def test_neither_side_waits_for_the_other(run, transport):
     # Behind a permute that waits, the device waits, too.
     run(EARLY + (UNHINDERED if transport == "pull" else ""), transport)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_replicas_within_and_between_processes(run, transport):
     run(REPLICAS, transport, devices=2)

@@ -1,7 +1,9 @@
 """`model.precompile`: what it compiles is what fit, evaluate and predict then run."""
 
+import itertools
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -11,34 +13,11 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import with_marks
 from millrace.errors import ModelError, OptionError, PlanError
 
 layers = keras.layers
-# Two stages; the first process compiles and ends, the second one trains.
-SCRIPT = """
-import json, sys
-import millrace
-import keras
-import numpy as np
-
-strategy = millrace.Strategy("cpu:2")
-inputs = keras.Input((8,))
-with strategy.scope():
-    with millrace.PipelineStage(0):
-        hidden = keras.layers.Dense(6, "relu")(inputs)
-    with millrace.PipelineStage(1):
-        outputs = keras.layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
-model.compile("adam", "mse", steps_per_execution=8)
-model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
-if "ahead" in sys.argv:
-    model.precompile((((4, 8), "float32"), ((4, 1), "float32")))
-else:
-    x = np.ones((96, 8), "float32")
-    model.fit(x, x[:, :1], batch_size=4, verbose=0)
-    model.predict(x, batch_size=4, verbose=0)
-print(json.dumps([each.origin.value for each in strategy.compile_log if each.is_executable]))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "ahead_of_time.py"
 SPEC = ((4, 8), "float32"), ((4, 1), "float32")
 
 
@@ -87,8 +66,13 @@ def plain(model):
     pass
 
 
-@pytest.mark.parametrize("steps_per_epoch", [None, 40])
-@pytest.mark.parametrize("choose", [plain, accumulated, streamed, recomputed])
+@pytest.mark.parametrize(
+    ("choose", "steps_per_epoch"),
+    with_marks(
+        itertools.product((plain, accumulated, streamed, recomputed), (None, 40)),
+        slow=[(streamed, None)],
+    ),
+)
 def test_all_loops_find_what_they_run(strategy, choose, steps_per_epoch):
     model = strategy.attach(mlp())
     choose(model)
@@ -133,12 +117,13 @@ def test_all_stages_of_a_pipeline():
     assert executables(strategy) == made
 
 
+@pytest.mark.slow
 def test_another_process_reads_what_was_compiled(tmp_path):
     environment = {**os.environ, "MILLRACE_CACHE_DIR": str(tmp_path)}
     origins = [
         json.loads(
             subprocess.check_output(
-                [sys.executable, "-c", SCRIPT, *words], env=environment, text=True, timeout=300
+                [sys.executable, SCRIPT, *words], env=environment, text=True, timeout=300
             )
         )
         for words in (["ahead"], [])

@@ -57,6 +57,7 @@ def profiles_of(path, program):
     return [each for each in load(path).memory_profiles if each.program == program]
 
 
+@pytest.mark.slow
 def test_boundaries_beside_the_same_training_without_if_asked(tmp_path):
     with millrace.Strategy(devices=1).scope():
         model = tower(marks=3)
@@ -94,6 +95,7 @@ def test_nothing_more_is_compiled_by_accident(tmp_path, mode):
     assert not any(each.is_trial for each in profiles)
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_beside_the_same_without(tmp_path):
     with millrace.Strategy(devices=2).scope():
         model = tower()
@@ -113,6 +115,7 @@ def test_stages_of_a_pipeline_beside_the_same_without(tmp_path):
     assert plain.recomputation == ""
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_comparison_is_logged(tmp_path, caplog, monkeypatch):
     def fails(*_):
         raise RuntimeError("no memory")

@@ -164,6 +164,7 @@ def test_a_scope_without_a_model_leaves_nothing(strategy, alone):
     assert not model_patches()
 
 
+@pytest.mark.slow
 def test_attached_again_it_trains_with_its_stages(strategy, alone):
     model = strategy.attach(make())
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=3)
@@ -341,6 +342,7 @@ model.fit(x, y, batch_size=2, verbose=0)
 """
 
 
+@pytest.mark.slow
 def test_in_a_fresh_process_the_registry_knows_every_change_and_undoes_it():
     command = [sys.executable, "-c", STOCK]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

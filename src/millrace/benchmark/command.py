@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 from rich.console import Console
 
 from millrace.benchmark.show import supply_table
 from millrace.benchmark.throughput import measure_dataset, measure_infeed
-from millrace.benchmark.verdict import feed_verdict
 from millrace.compiling.progress import search
 from millrace.errors import OptionError, line_and_cause
 from millrace.options import whole_number
-from millrace.records.feed_benchmark import FeedVerdict, Supply
+from millrace.records.feed_benchmark import Supply
 
 
 def load(text: str) -> Any:
@@ -95,7 +93,7 @@ def _module_of_file(path: pathlib.Path) -> types.ModuleType:
         # Not by getattr on the module, which would load modules that load lazily.
         attributes = getattr(module, "__dict__", {})
         if attributes.get("__file__") == str(path) and attributes.get("__name__") != "__main__":
-            return module  # data set and model come from the same module
+            return module
     # The file can import its neighbours, as it can when it is run as a script.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -122,48 +120,38 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FeedReport:
-    """Measurements of a data set, and of its infeed and a model where these were requested."""
+    """Measurements of a data set, and of its infeed where that was requested."""
 
     dataset: Supply
     infeed: Supply | None = None
-    verdict: FeedVerdict | None = None
 
     def as_json(self) -> str:
-        """Returns JSON of the data set's measurements, with `infeed` and `verdict` if present."""
+        """Returns JSON of the data set's measurements, with `infeed` if present."""
         report = self.dataset.as_json()
         if self.infeed is not None:
             report["infeed"] = self.infeed.as_json()
-        if self.verdict is not None:
-            report["verdict"] = self.verdict.as_json()
         return json.dumps(report)
 
     def print(self) -> None:
-        """Prints a table, followed by the verdict."""
+        """Prints a table."""
         console = Console(highlight=False, soft_wrap=True)
         supplies = {"data set": self.dataset, "infeed": self.infeed}
         console.print(supply_table({k: v for k, v in supplies.items() if v is not None}))
         console.print(f"\nfirst element after {self.dataset.first_element_seconds:.3f} s")
-        if self.verdict is not None:
-            console.print(f"\n{self.verdict}", markup=False)
 
 
-def benchmark_feed(
-    dataset: str, epochs: int, elements: int, with_infeed: bool, model: str | None
-) -> FeedReport:
+def benchmark_feed(dataset: str, epochs: int, elements: int, with_infeed: bool) -> FeedReport:
     """Measures a data set that is given by name.
 
     Args:
         dataset: `module:name` or `file.py:name` of a data set, or of a function that returns one.
         epochs: number of epochs, each timed separately.
-        elements: elements in each epoch, which are also the steps in each epoch of the verdict.
+        elements: elements in each epoch.
         with_infeed: whether to measure the data set through the infeed, too.
-        model: `module:name` or `file.py:name` of a model, or of a function that returns one; None
-            skips the verdict.
     """
     whole_number("--epochs", epochs, 1)
     whole_number("--elements", elements, 1)
     source = load(dataset)
-    trained = None if model is None else _model(load(model))
 
     def run(title: str, measure: Callable[..., Supply]) -> Supply:
         with search(f"measuring the {title}"):
@@ -172,10 +160,4 @@ def benchmark_feed(
     return FeedReport(
         dataset=run("data set", measure_dataset),
         infeed=run("infeed", measure_infeed) if with_infeed else None,
-        verdict=None if trained is None else feed_verdict(trained, source, elements),
     )
-
-
-def _model(model: Any) -> keras.Model:
-    is_function = callable(model) and not isinstance(model, keras.Model)
-    return model() if is_function else model

@@ -2,8 +2,7 @@
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
     millrace launch      runs a script as several processes on this machine
-    millrace replay      runs the update again before which NaNWatch stopped training
-    millrace benchmark   measures how fast a data set is, and whether a model waits for it
+    millrace benchmark   measures how fast a data set supplies batches
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
     millrace port        lists the parts of an IPU program that will not run
@@ -33,7 +32,6 @@ from millrace.cli.poprun import poprun_command
 from millrace.cli.simulate import simulate_command
 from millrace.cli.types import FiniteRange, as_options
 from millrace.errors import MillraceError
-from millrace.replay.table import show
 
 TIME = FiniteRange(0, min_open=True)
 
@@ -115,45 +113,20 @@ def launch_command(
 @click.option("--elements", default=100, type=int, help="Batches per epoch.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--infeed", is_flag=True, help="Also measure the data set through the infeed.")
-@click.option(
-    "--model", metavar="MODULE:MODEL", help="Also measure whether this model waits for its data."
-)
 @click.argument("dataset", metavar="MODULE:DATASET")
 def benchmark_command(
-    epochs: int, elements: int, as_json: bool, infeed: bool, model: str | None, dataset: str
+    epochs: int, elements: int, as_json: bool, infeed: bool, dataset: str
 ) -> None:
     """Measure how fast a data set supplies batches.
 
     MODULE:DATASET names a variable, or a function without arguments, in a module or in a file.py.
-    Modules may be in the current directory. MODULE:MODEL names a model in the same way.
+    Modules may be in the current directory.
     """
-    report = benchmark_feed(dataset, epochs, elements, infeed, model)
+    report = benchmark_feed(dataset, epochs, elements, infeed)
     if as_json:
         click.echo(report.as_json())
     else:
         report.print()
-
-
-@main.command("replay")
-@click.option(
-    "--import",
-    "modules",
-    multiple=True,
-    metavar="MODULE",
-    help="A module that registers custom layers; may be repeated.",
-)
-@click.option("--all", "everything", is_flag=True, help="Print all micro-batches.")
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path))
-@click.pass_context
-def replay_command(
-    context: click.Context, modules: tuple[str, ...], everything: bool, directory: pathlib.Path
-) -> None:
-    """Replay the update before which NaNWatch stopped training.
-
-    Prints statistics of every tensor in it. DIRECTORY is the one that NaNWatch wrote. The exit
-    status is 1 if the update does not go wrong in the same way.
-    """
-    context.exit(0 if show(directory, modules, everything) else 1)
 
 
 @main.group("cache")

@@ -71,7 +71,6 @@ class Controller:
         self.feeds = Feeds()
         self.agreement = Agreement()  # of all processes on what they run
         self.functions = LoopFunctions(setup.model, totals.number)
-        self.is_recorded = True  # False while loops run that are no training: measurements
         self.planned: PlannedOptions | None = None  # by the last fit that planned
         self.checkpoints: LoopCheckpoints | None = None  # of the running fit
         self.arguments: Mapping[str, Any] = NO_ARGUMENTS  # of the running fit
@@ -194,7 +193,7 @@ class Controller:
             yield
             return
         self.loop = next_loop()
-        if mode is None or recorders is None or not self.is_recorded:
+        if mode is None or recorders is None:
             yield
             return
         with self._writing(recorders.begin(self.setup, self.loop, mode, arguments)):

@@ -23,6 +23,8 @@ class LoopRecorder(Protocol):
     """Writes the records of one loop."""
 
     at_end: list[Callable[[], object]]  # called when it ends
+    # Called at the end of an epoch of fit, each with a function that writes its records.
+    at_epoch: list[Callable[[Callable[[], None]], object]]
 
     @property
     def number(self) -> int:

@@ -70,6 +70,8 @@ class LoopWriter:
         self.stays_open = stays_open
         # Called when the loop has ended, or one of its calls.
         self.at_end: list[Callable[[], object]] = []
+        # Called at the end of an epoch of fit, each with a function that writes its records.
+        self.at_epoch: list[Callable[[Callable[[], None]], object]] = []
         self._sinks = sinks
         # During a call only: they keep the model alive.
         self._setup: Setup | None = None
@@ -180,6 +182,8 @@ class LoopWriter:
         if self._setup is not None:
             begin = self._arguments.get("initial_epoch") or 0
             self._epoch = first_epoch(self._setup.model, begin) + number
+        for function in self.at_epoch if number > 1 else ():
+            function(lambda: self._sample(now))
 
     @without_errors
     def opens(self, feed: Infeed, mode: Mode) -> None:

@@ -165,8 +165,10 @@ class RunStatistics(TextRecord):
             )
         if self.infeed.wait_seconds > max(_LONG_SECONDS, _LONG_WAIT * self.loop_seconds):
             yield (
-                "the loops waited for data. millrace.feed_verdict(model, dataset) says how much "
-                "faster training could be, and what to change."
+                f"the loops waited for data for {self.infeed.wait_seconds:.1f} of "
+                f"{self.loop_seconds:.1f} s. Load several batches at once, such as by "
+                "keras.utils.PyDataset(workers=4), or prepare more of them ahead, by "
+                "model.set_infeed_queue_options(prefetch_depth=...)."
             )
         if self.recompilations >= _OFTEN:
             yield (
