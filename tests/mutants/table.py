@@ -297,8 +297,8 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "rows = order[done : done + cut.steps * cut.spec.rows]",
-        "rows = np.arange(len(order))[done : done + cut.steps * cut.spec.rows]",
+        "rows = order[done * batch_size : (done + steps) * batch_size]",
+        "rows = np.arange(len(order))[done * batch_size : (done + steps) * batch_size]",
     ),
     # What identifies a program, and why another one is compiled.
     Mutant(
