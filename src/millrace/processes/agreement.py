@@ -69,7 +69,7 @@ class Launched:
     devices: int | None  # virtual CPU devices of each process
     directory: str  # where a process leaves notes for the launcher
     launcher: int  # its pid
-    secret: str = dataclasses.field(default="", repr=False)  # of the run
+    run: str = ""  # by which processes of another run are told apart
 
     def to_environment(self) -> dict[str, str]:
         """Returns the variable to start the process with."""
