@@ -21,7 +21,6 @@ from millrace.interrupts import raise_if_interrupted, uninterrupted
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.pipelines.runtime.buffers import Buffers
-from millrace.pipelines.runtime.host_memory import keep_freed_memory
 from millrace.pipelines.runtime.kept_state import KeptState
 from millrace.pipelines.runtime.links import leave
 from millrace.pipelines.runtime.measured import MeasuredPipeline
@@ -62,8 +61,6 @@ class PipelineRunner:
         self._last = len(self._groups) - 1  # stage
         self._replicas = plan.replicas
         self._spans_processes = any(not group.is_local for group in self._groups)
-        if self._spans_processes and self._groups[0].platform == "cpu":
-            keep_freed_memory()
         # Of a pipeline over processes: what the time of its updates goes to in this one.
         self._clock: UpdateClock | None = None
         self._values: StageState | None = None
