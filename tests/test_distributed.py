@@ -336,31 +336,21 @@ def met(monkeypatch):
     return found
 
 
-def test_the_secret_is_that_of_the_environment(before_jax, monkeypatch, met, caplog):
-    for address, secret in [("node1:1", ""), ("127.0.0.1:1", ""), ("node1:1", "x" * 16)]:
-        monkeypatch.setenv("MILLRACE_SECRET", secret)
-        with caplog.at_level(logging.INFO, "millrace"), pytest.raises(StopHereError):
-            distributed.initialize(address, 2, 1)
-        assert met.pop().secret == secret
-    assert caplog.text.count("This run has no secret: everybody who reaches node1:1 can") == 1
-
-
 @pytest.fixture
 def ray_worker(before_jax, monkeypatch):
     worker = distributed.RayWorker(1, 2)
     monkeypatch.setattr(distributed.RayWorker, "this", lambda: worker)
     monkeypatch.setattr(
-        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "y" * 64), raising=True
+        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "a run"), raising=True
     )
 
 
-def test_a_worker_of_ray(ray_worker, monkeypatch, met):
-    monkeypatch.setenv("MILLRACE_SECRET", "x" * 16)
+def test_a_worker_of_ray(ray_worker, met):
     with pytest.raises(StopHereError):
         distributed.initialize()
     (rendezvous,) = met
     assert (rendezvous.address, rendezvous.index, rendezvous.count) == ("10.0.0.1:7", 1, 2)
-    assert rendezvous.secret == "y" * 64
+    assert rendezvous.run == "a run"
 
 
 def test_arguments_come_before_ray(ray_worker, met):
@@ -382,8 +372,7 @@ def test_a_worker_of_ray_that_is_connected_already(ray_worker, monkeypatch, met)
 
 def test_what_the_launcher_said_is_taken_once(before_jax, monkeypatch, tmp_path):
     monkeypatch.setattr(distributed.Launched, "end_with_launcher", lambda self: None)
-    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "secret")
-    assert "secret='" not in repr(told)
+    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "a run")
     for name, value in told.to_environment().items():
         monkeypatch.setenv(name, value)
     distributed.initialize()
