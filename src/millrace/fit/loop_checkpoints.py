@@ -22,9 +22,10 @@ class EpochPosition:
 
 
 class ResumableEpochs(Protocol):
-    """The epoch iterator of a fit."""
+    """The epoch iterator of a fit, or of its validation."""
 
     data_adapter: Any
+    drawn: list[int]  # batches of each epoch, or of each validation, of the fit so far
 
     def resume(self, position: EpochPosition) -> None:
         """Lets the epoch that begins go on from a position."""
@@ -46,13 +47,6 @@ class ResumableEpochs(Protocol):
     def facts(self) -> dict[str, str]:
         """Returns what identifies the data, by name."""
         ...
-
-
-class ValidationEpochs(Protocol):
-    """The epoch iterator of the validation of a fit."""
-
-    data_adapter: Any
-    drawn: list[int]  # batches of each validation of the fit so far
 
 
 class LoopCheckpoints(Protocol):
@@ -97,7 +91,7 @@ class LoopCheckpoints(Protocol):
         """
         ...
 
-    def begins_validation(self, epochs: "ValidationEpochs") -> None:
+    def begins_validation(self, epochs: ResumableEpochs) -> None:
         """Before an evaluation draws its data: draws again what was drawn before the checkpoint.
 
         Args:
