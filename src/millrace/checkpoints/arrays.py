@@ -27,7 +27,7 @@ _STORED = {
     "float16", "float32", "float64", "complex64", "complex128",
 }  # fmt: skip
 # Names that the format has for dtypes. Arrays of all others are stored as bytes.
-_CODES = {
+_NAMES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
     "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
@@ -127,8 +127,8 @@ def _header(layouts: Sequence[ArrayLayout]) -> bytes:
         shape, name = layouts[index]
         end = begin + _nbytes(layouts[index])
         entries[f"{index:06d}"] = {
-            "dtype": _CODES.get(name, "U8"),
-            "shape": [*shape] if name in _CODES else [*shape, dtype_of(name).itemsize],
+            "dtype": _NAMES.get(name, "U8"),
+            "shape": [*shape] if name in _NAMES else [*shape, dtype_of(name).itemsize],
             "data_offsets": [begin, end],
         }
         begin = end
