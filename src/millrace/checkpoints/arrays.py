@@ -22,11 +22,7 @@ import numpy as np
 
 ArrayLayout = tuple[tuple[int, ...], str]  # shape and dtype of an array
 
-_STORED = {
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64", "complex64", "complex128",
-}  # fmt: skip
-# Names that the format has for dtypes. Arrays of all others are stored as bytes.
+# Names that the format has for dtypes. Other arrays, such as complex128, are stored as bytes.
 _NAMES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
@@ -116,7 +112,8 @@ def dtype_of(name: object) -> np.dtype:
 
 def is_storable(dtype: np.dtype) -> bool:
     """Whether arrays of a dtype can be stored: numbers of NumPy and JAX, and booleans."""
-    return dtype.name in _STORED or dtype.type.__module__ == "ml_dtypes"
+    is_known = dtype.name in _NAMES or dtype.type.__module__ == "ml_dtypes"
+    return is_known or dtype.name == "complex128"
 
 
 def _header(layouts: Sequence[ArrayLayout]) -> bytes:
