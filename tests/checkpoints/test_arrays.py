@@ -81,12 +81,12 @@ def test_the_library_of_the_format_reads_them(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layouts": [((2, 3), "float32")]}, "its arrays have another header"),
-        ({"layouts": [((3, 2), "int32")]}, "its arrays have another header"),
-        ({"layouts": [((3, 3), "float32")]}, "bytes of a file hold no arrays of"),
-        ({"layouts": [((1 << 40,), "float32")]}, "bytes of a file hold no arrays of 4,398,046,"),
-        ({"layouts": [((0, 1 << 62), "float32")]}, "bytes of a file hold no arrays of"),
-        ({"content": b""}, "0 bytes of a file hold no arrays of"),
+        ({"layouts": [((2, 3), "float32")]}, "file begins with another header"),
+        ({"layouts": [((3, 2), "int32")]}, "file begins with another header"),
+        ({"layouts": [((3, 3), "float32")]}, "in place of"),
+        ({"layouts": [((1 << 40,), "float32")]}, "file has 96 bytes in place of 4,398,046,"),
+        ({"layouts": [((0, 1 << 62), "float32")]}, "in place of"),
+        ({"content": b""}, "file has 0 bytes in place of 96"),
     ],
 )
 def test_other_arrays_are_refused(tmp_path, change, message):

@@ -79,15 +79,15 @@ def read_arrays(
     with path.open("rb") as file:
         found = os.fstat(file.fileno()).st_size
         if found != nbytes:  # before memory is taken for the arrays
-            raise ValueError(f"{found:,} bytes of a file hold no arrays of {nbytes:,} bytes")
+            raise ValueError(f"{path.name} has {found:,} bytes in place of {nbytes:,}")
         if file.read(len(header)) != header:
-            raise ValueError("its arrays have another header")
+            raise ValueError(f"{path.name} begins with another header")
         crc = zlib.crc32(header)
         arrays = [np.empty(shape, dtype_of(name)) for shape, name in layouts]
         for index in _order(layouts):
             for chunk in _chunks(_bytes_of(arrays[index])):
                 if file.readinto(chunk) != len(chunk):
-                    raise ValueError("its arrays end early")
+                    raise ValueError(f"{path.name} ends early")
                 crc = zlib.crc32(chunk, crc)
     return arrays, (nbytes, crc)
 
