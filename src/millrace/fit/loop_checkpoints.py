@@ -25,7 +25,7 @@ class ResumableEpochs(Protocol):
     """The epoch iterator of a fit, or of its validation."""
 
     data_adapter: Any
-    drawn: list[int]  # batches of each epoch so far
+    drawn: list[int]  # batches of each epoch, or of each validation, of the fit so far
 
     def resume(self, position: EpochPosition) -> None:
         """Lets the epoch that begins go on from a position."""

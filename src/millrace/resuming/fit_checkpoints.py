@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -63,7 +63,6 @@ from millrace.resuming.restoring import (
     check_continues,
     newest_fit,
     note_options,
-    position_values,
 )
 from millrace.resuming.schedule import SaveOptions, SaveSchedule
 from millrace.resuming.stored_models import configuration_of
@@ -454,7 +453,7 @@ class FitCheckpoints:
             "config": self._config,
             "data": self._data,
             "options": self._update_options,
-            "position": position_values(self._position),
+            "position": asdict(self._position),
             **data,
             "callbacks": callbacks,
             "ended": self._ended,
