@@ -29,7 +29,7 @@ INSPECTION = {
     ),
     "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
-    "callbacks.Report": "(directory, *, without_recomputation=False)",
+    "callbacks.Report": "(directory)",
     "callbacks.TensorStatistics": (
         "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
         "max_rows=1000000, tensorboard=None, histograms=False, console=None)"
