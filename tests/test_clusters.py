@@ -55,11 +55,6 @@ def test_the_pods_of_kubernetes_come_back(name):
     expected = {"containerName": container["name"], "operator": "In", "values": [143]}
     assert preempted["onExitCodes"] == expected
     assert container["command"][0] == "python"  # no shell, which would not forward SIGTERM
-    (secret,) = container["env"]
-    assert secret["name"] == "MILLRACE_SECRET"
-    reference = secret["valueFrom"]["secretKeyRef"]
-    made = "kubectl create secret generic {name} --from-file={key}=/dev/stdin"
-    assert made.format(**reference) in (CLUSTERS / name).read_text()
     assert pod["shareProcessNamespace"] is True
     assert pod["terminationGracePeriodSeconds"] > 30
 

@@ -44,11 +44,13 @@ def run(code):
     )
 
 
+@pytest.mark.slow
 def test_virtual_devices_are_made():
     result = run("import millrace; print(len(millrace.Strategy(devices='cpu:8').devices))")
     assert result.stdout.strip() == "8", result.stderr
 
 
+@pytest.mark.slow
 def test_a_strategy_leaves_others_the_devices_that_they_asked_for():
     """JAX starts with the first array, and until then a smaller number would replace the larger."""
     result = run(
@@ -74,6 +76,7 @@ for keep in (jax.devices, lambda: jnp.ones(3), lambda: first.attach(model)):
 """
 
 
+@pytest.mark.slow
 def test_jax_starts_with_more_devices_until_something_uses_those_that_it_has():
     result = run(STARTED)
     refused = """

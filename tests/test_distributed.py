@@ -16,6 +16,7 @@ import time
 import jax
 import pytest
 
+from case_marks import exhaustive
 from millrace import distributed
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
@@ -100,6 +101,7 @@ total()
     assert "In 0.5 seconds, these did not come to comparison 3: 1." in outputs[0]
 
 
+@pytest.mark.slow
 def test_an_error_in_one_ends_the_other_that_waits_for_it(start):
     code = f"""
 if index == 1:
@@ -119,6 +121,7 @@ if index == 1:
     assert end - float(outputs[1].partition("TIME ")[2].split()[0]) < SECONDS / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_killed_process_ends_the_other(start, index):
     code = f"""
@@ -170,8 +173,15 @@ def test_an_exit_status_is_an_error_too(start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leave", ["sys.exit(143)", "raise SystemExit(143)"])
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(
+    ("late", "leave"),
+    [
+        (0, "sys.exit(143)"),
+        (1, "raise SystemExit(143)"),
+        exhaustive(0, "raise SystemExit(143)"),
+        exhaustive(1, "sys.exit(143)"),
+    ],
+)
 def test_preempted_processes_leave_one_after_the_other(start, leave, late):
     code = f"""
 import atexit
@@ -190,7 +200,7 @@ if index == {late}:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, exhaustive(1)])
 def test_a_process_that_was_preempted_alone_ends_the_other(start, index):
     status, said, outputs, _ = start(f"if index == {index}: sys.exit(143)\n{WAIT}")
     text = "it was preempted (exit status 143), and the others went on."
@@ -245,7 +255,7 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, exhaustive(1)])
 def test_a_process_that_is_done_waits_for_the_other(start, index):
     status, said, outputs, _ = start(f"time.sleep(5 * (index == {index}))\nprint('done')")
     assert status == 0, (said, outputs)
@@ -326,31 +336,21 @@ def met(monkeypatch):
     return found
 
 
-def test_the_secret_is_that_of_the_environment(before_jax, monkeypatch, met, caplog):
-    for address, secret in [("node1:1", ""), ("127.0.0.1:1", ""), ("node1:1", "x" * 16)]:
-        monkeypatch.setenv("MILLRACE_SECRET", secret)
-        with caplog.at_level(logging.INFO, "millrace"), pytest.raises(StopHereError):
-            distributed.initialize(address, 2, 1)
-        assert met.pop().secret == secret
-    assert caplog.text.count("This run has no secret: everybody who reaches node1:1 can") == 1
-
-
 @pytest.fixture
 def ray_worker(before_jax, monkeypatch):
     worker = distributed.RayWorker(1, 2)
     monkeypatch.setattr(distributed.RayWorker, "this", lambda: worker)
     monkeypatch.setattr(
-        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "y" * 64), raising=True
+        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "a run"), raising=True
     )
 
 
-def test_a_worker_of_ray(ray_worker, monkeypatch, met):
-    monkeypatch.setenv("MILLRACE_SECRET", "x" * 16)
+def test_a_worker_of_ray(ray_worker, met):
     with pytest.raises(StopHereError):
         distributed.initialize()
     (rendezvous,) = met
     assert (rendezvous.address, rendezvous.index, rendezvous.count) == ("10.0.0.1:7", 1, 2)
-    assert rendezvous.secret == "y" * 64
+    assert rendezvous.run == "a run"
 
 
 def test_arguments_come_before_ray(ray_worker, met):
@@ -372,8 +372,7 @@ def test_a_worker_of_ray_that_is_connected_already(ray_worker, monkeypatch, met)
 
 def test_what_the_launcher_said_is_taken_once(before_jax, monkeypatch, tmp_path):
     monkeypatch.setattr(distributed.Launched, "end_with_launcher", lambda self: None)
-    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "secret")
-    assert "secret='" not in repr(told)
+    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "a run")
     for name, value in told.to_environment().items():
         monkeypatch.setenv(name, value)
     distributed.initialize()

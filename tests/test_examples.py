@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from case_marks import with_marks
+
 ROOT = pathlib.Path(__file__).parent.parent
 # Of large programs, which take longer to compile than to run.
 FEW_STEPS = ("bert_pretraining", "pipeline_resnet", "replicated_convnet")
@@ -29,7 +31,9 @@ def run(path, directory, environment, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", with_marks(CASES, exhaustive=("demo.py",)), ids=lambda path: path.stem
+)
 def test_runs(path, tmp_path, quick_environment):
     run(path, tmp_path, quick_environment if path.stem in FEW_STEPS else os.environ)
 

@@ -14,6 +14,8 @@ from millrace.plan import (
     divided,
 )
 
+pytestmark = pytest.mark.quick
+
 CONV = {"conv_general_dilated": 3, "add": 297}
 
 

@@ -6,9 +6,8 @@
     optimizers/          optimizers around another one, such as one that shows gradients
     callbacks/           look at a model while it trains
     loop_checkpoints/    saves own loops, which go on from there with the same numbers
-    replay/              runs an update again that went wrong
     loops/               training loops of the user's own, as compiled programs
-    benchmark/           how fast data comes, and whether a model waits for it
+    benchmark/           how fast data comes
     layers/              layers that mark what is kept, or enqueue what passes through
     distributed.py       connects the processes of a run
     strategy/            Strategy, its scope, and the methods it adds to models
@@ -65,7 +64,6 @@ from millrace import optimizers as optimizers
 from millrace import records as records
 from millrace.benchmark.throughput import dataset_benchmark as dataset_benchmark
 from millrace.benchmark.throughput import infeed_benchmark as infeed_benchmark
-from millrace.benchmark.verdict import feed_verdict as feed_verdict
 from millrace.explain.program_difference import diff_programs as diff_programs
 from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
 from millrace.function_pipelines.pipeline import pipeline as pipeline

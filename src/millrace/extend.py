@@ -17,6 +17,7 @@ from millrace.own_code import is_own_module as is_own_module
 # Rules of a model's loops: `controller.put_rules(rules)`, with a class derived from `Rules`.
 from millrace._compat.keras_data import DataAdapter as DataAdapter
 from millrace._compat.keras_data import get_data_adapter as get_data_adapter
+from millrace._compat.keras_data import is_array_adapter as is_array_adapter
 from millrace._compat.keras_data import stacked as stacked
 from millrace._compat.keras_graph import has_own_call as has_own_call
 from millrace.fit.checks import check_made_functions as check_made_functions
@@ -74,11 +75,11 @@ from millrace.loops.function import CompiledFunction as CompiledFunction
 from millrace.loops.host_loop import OnHost as OnHost
 from millrace.loops.host_loop import require_host as require_host
 from millrace.loops.log_subject import identity as identity
+from millrace.loops.program import compiles_only as compiles_only
 from millrace.loops.scope import VariableScope as VariableScope
 from millrace.loops.scope import context_of as context_of
 from millrace.loops.scope import enclosing_loop as enclosing_loop
 from millrace.loops.scope import look_at as look_at
-from millrace.precompile.compile_only import compiling_only as compiling_only
 from millrace.taps.structure import ordered as ordered
 from millrace.taps.structure import plain as plain
 from millrace.taps.taps import collecting as collecting
@@ -213,7 +214,7 @@ __all__ = [
     "check_pipelined_step",
     "check_script",
     "collecting",
-    "compiling_only",
+    "compiles_only",
     "context_of",
     "controller_of",
     "cross_replica_mean",
@@ -233,6 +234,7 @@ __all__ = [
     "host_memory",
     "identity",
     "in_replica",
+    "is_array_adapter",
     "is_own_file",
     "is_own_module",
     "is_traced",

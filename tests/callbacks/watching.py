@@ -11,6 +11,12 @@ from millrace.records.tensors import STATISTICS
 RTOL, ATOL = 2e-5, 1e-6  # float32, sums of another order
 
 
+def arrays_of(path):
+    """The arrays of a file of NumPy, by name."""
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
 def eight(value):
     """The eight numbers by NumPy."""
     value = np.asarray(value, np.float64)

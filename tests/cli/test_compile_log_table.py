@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from millrace.cli.main import main
 from millrace.records.compilation import CompileRecord, Origin
 
+pytestmark = pytest.mark.quick
+
 FIRST = CompileRecord(
     model="mlp",
     program="train_run",

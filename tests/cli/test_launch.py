@@ -332,6 +332,7 @@ def command(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ends_with_all_processes_when_it_is_interrupted(command, number, status):
     process, pids = command("")
@@ -342,6 +343,7 @@ def test_ends_with_all_processes_when_it_is_interrupted(command, number, status)
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow
 def test_a_launcher_that_ignores_interrupts_has_processes_that_do_not(command):
     process, pids = command("", on_interrupt="SIG_IGN")
     process.send_signal(signal.SIGINT)
@@ -375,6 +377,7 @@ def test_an_interrupt_of_a_terminal_arrives_once(command, tmp_path):
     assert notes == ["received\n"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
 def test_connected_processes_end_with_a_launcher_that_was_killed(command):
     process, pids = command(

@@ -10,6 +10,10 @@ import zipfile
 import keras
 import pytest
 
+from case_marks import exhaustive
+
+pytestmark = pytest.mark.slow
+
 SCRIPT = pathlib.Path(__file__).parent / "process_script.py"
 LAUNCH = [str(pathlib.Path(sys.executable).with_name("millrace")), "launch", "--processes", "2"]
 QUICK = [
@@ -76,9 +80,9 @@ model.compile("sgd", "mse", steps_per_execution=4)
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("model.layers[0].bias.assign(model.layers[0].bias + process)", "weights"),
+        exhaustive("model.layers[0].bias.assign(model.layers[0].bias + process)", "weights"),
         ("accumulation = 4 - 2 * process", "options"),
-        (ANOTHER, "model"),
+        exhaustive(ANOTHER, "model"),
         (UNBUILT, "weights"),
         (UNBUILT.replace("Dense(4)", "Dense(4 + process)"), "model"),
     ],
@@ -125,7 +129,6 @@ for found, expected in zip(model.get_weights(), plain.get_weights()):
 """
 
 
-@pytest.mark.slow
 def test_a_detached_pipeline_is_whole_in_every_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DETACHED)
@@ -186,7 +189,6 @@ train(millrace.Strategy(devices=[jax.devices()[0], jax.devices()[2]]), 0.75)  # 
 """
 
 
-@pytest.mark.slow
 def test_a_budget_is_kept_by_the_fullest_device_of_all_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(BUDGETS)
@@ -205,7 +207,7 @@ def test_a_budget_is_kept_by_the_fullest_device_of_all_processes(tmp_path):
     assert refusals[0] != refusals[1]  # each about its own stages
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [exhaustive(0), 1])
 def test_a_process_that_dies_ends_the_others_and_leaves_the_last_checkpoint(tmp_path, victim):
     script = tmp_path / "script.py"
     script.write_text(
@@ -268,11 +270,9 @@ for schedule, held in (("auto", (3, 1)), ("1f1b", (2, 1)), ("gpipe", (8, 8))):
     after = strategy.statistics().pipeline.seconds
     assert after.updates - before.updates == 60
     spent = {k: v - before.parts.get(k, 0.0) for k, v in after.parts.items()}
-    assert set(spent) - {f"waiting for process {1 - process}"} == {
-        "own work", "bubble of the schedule", "transfer", "dispatch", "waiting for data"
-    }
+    assert set(spent) == {"waiting for devices", "dispatch", "waiting for data"}
     assert all(seconds >= 0 for seconds in spent.values()), spent
-    assert spent["own work"] > 0 and spent["transfer"] > 0 and spent["dispatch"] > 0, spent
+    assert spent["waiting for devices"] > 0 and spent["dispatch"] > 0, spent
     weights[schedule] = model.get_weights()
     begin = time.perf_counter()
     fit(model, x, y)
@@ -317,14 +317,12 @@ fit(model, x[:640], y[:640])
 """
 
 
-@pytest.mark.slow
 def test_a_pipeline_says_what_its_time_went_to_and_keeps_its_bits(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os\nos.chdir(os.path.dirname(__file__))\n" + MEASURED)
     result = launch(script)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"pipeline, updates +[\d.]+ s +99\n  own work", result.stdout)
-    assert "  waiting for process 1" in result.stdout
+    assert re.search(r"pipeline, updates +[\d.]+ s +99\n  waiting for devices", result.stdout)
 
 
 FAILING = """
@@ -361,7 +359,6 @@ print("again", process, history["loss"][1] < history["loss"][0], file=out, flush
 """
 
 
-@pytest.mark.slow
 def test_the_error_of_a_first_step_is_the_one_that_is_raised(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os\nos.chdir(os.path.dirname(__file__))\n" + BEGIN + FAILING + CAUGHT)
@@ -369,7 +366,6 @@ def test_the_error_of_a_first_step_is_the_one_that_is_raised(tmp_path):
     assert "not one of the rows" in result.stdout, result.stdout + result.stderr
 
 
-@pytest.mark.slow
 def test_nobody_waits_for_a_process_that_has_caught_the_error_of_its_stage(tmp_path):
     script = tmp_path / "script.py"
     parts = [BEGIN, FAILING, PIPELINE, CAUGHT, AGAIN]
@@ -379,7 +375,8 @@ def test_nobody_waits_for_a_process_that_has_caught_the_error_of_its_stage(tmp_p
     assert "caught TaskError Task 0F0 failed" in result.stdout
     assert "again 0 True" in result.stdout
     second = (tmp_path / "process-1").read_text()
-    assert "ProcessError: The connection to process 0" in second
+    assert "ProcessError Process 0 has left an update of the pipeline: " in second
+    assert "TaskError: Task 0F0 failed" in second
     assert "again 1 True" in second
 
 

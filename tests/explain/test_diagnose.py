@@ -26,6 +26,8 @@ from millrace.options import (
 from millrace.plan import Recompute
 from millrace.records.compilation import Aspect, ProgramKey
 
+pytestmark = pytest.mark.quick
+
 FILE = os.path.basename(__file__)
 SCALE = 2.0
 ANY = "<any>"  # stands for any text

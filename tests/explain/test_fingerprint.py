@@ -28,6 +28,8 @@ from millrace.options import Accumulation
 from millrace.plan import Mode
 from millrace.records.compilation import Aspect
 
+pytestmark = pytest.mark.quick
+
 SCALE = 2.0
 TEST = "test_values_are_written_as_their_user_would"
 
@@ -525,6 +527,7 @@ IMPORTS = """
 """
 
 
+@pytest.mark.slow
 def test_keys_are_equal_in_all_processes():
     script = textwrap.dedent(SCRIPT)
     here = {"keras": keras, "key_cases": key_cases, "jax": jax, "np": np, "__name__": "__main__"}

@@ -10,6 +10,8 @@ import millrace
 from millrace.errors import OptionError
 from millrace.explain.program_difference import difference
 
+pytestmark = pytest.mark.quick
+
 X = np.ones((2, 3), np.float32)
 
 

@@ -15,6 +15,8 @@ from millrace.options import Accumulation
 from millrace.plan import BatchSpec, Mode
 from millrace.records.compilation import Aspect
 
+pytestmark = pytest.mark.quick
+
 
 def named(found, aspect):
     return {field.name: field.value for field in found.fields if field.aspect is aspect}

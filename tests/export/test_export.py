@@ -15,6 +15,7 @@ import pytest
 from keras import layers, ops
 
 import millrace
+from case_marks import slow, with_marks
 from millrace.compiling.sharing import sharing
 from millrace.errors import OptionError
 from millrace.explain.diagnose import history
@@ -260,7 +261,18 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+SLOW = (
+    "clipping",
+    "two attributes",
+    "another optimizer",
+    "a variable more",
+    "a layer without variables",
+    "loss weights",
+    "sample weights",
+)
+
+
+@pytest.mark.parametrize("name", with_marks(CHANGES, slow=SLOW))
 def test_what_differs_is_compiled(exported, name, caplog):
     directory, _ = exported
     changed = run(directory, **CHANGES[name])
@@ -549,7 +561,7 @@ def test_a_pipeline_is_not_traced(pipelined, monkeypatch):
     assert same(loaded, plain)
 
 
-@pytest.mark.parametrize("change", [{"stages": (0, 1, 1, 1)}, {"clipnorm": 0.1}])
+@pytest.mark.parametrize("change", [{"stages": (0, 1, 1, 1)}, slow({"clipnorm": 0.1})])
 def test_another_pipeline_is_compiled(pipelined, change):
     changed = pipeline(pipelined[0], **change)
     training = [r.origin for r in changed[0].compile_log if r.program.startswith("train_backward")]
@@ -618,6 +630,7 @@ def in_process(directory, what, offset=1.0, cache="off"):
     return *json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.slow
 def test_another_process(tmp_path):
     losses, count, origins, _ = in_process(tmp_path, "export")
     assert (count, origins) == (1, ["compiled"])
@@ -628,6 +641,7 @@ def test_another_process(tmp_path):
     assert "`offset`" in errors
 
 
+@pytest.mark.slow
 def test_what_was_read_from_the_cache_is_exported_whole(tmp_path):
     """XLA for CPU writes only a part of what it has read."""
     cache, export = tmp_path / "cache", tmp_path / "export"

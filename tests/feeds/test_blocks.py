@@ -14,6 +14,8 @@ from millrace.feeds.block import (
 )
 from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
 
+pytestmark = pytest.mark.quick
+
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 TWO_REPLICAS = Destination(DeviceGroup(tuple(jax.devices("cpu")[:2])))
 

@@ -11,6 +11,8 @@ from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from own_threads import own_threads
 
+pytestmark = pytest.mark.quick
+
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 
 

@@ -282,6 +282,7 @@ def test_masks_and_structures_pass(strategy):
 # Saving
 
 
+@pytest.mark.slow
 def test_a_saved_model_gets_its_queues_again(strategy, tmp_path):
     queue, many = OutfeedQueue(), MaybeOutfeedQueue()
     with strategy.scope():

@@ -9,6 +9,8 @@ from millrace.errors import OptionError
 from millrace.options.checks import at_least, member_of, truth
 from millrace.options.table import Option, declare, entries_of, key_fields, table_of
 
+pytestmark = pytest.mark.quick
+
 SETTER = "set_cooking_options"
 
 

@@ -18,6 +18,8 @@ from millrace.pipelines.assignment.assignment import (
 )
 from millrace.pipelines.assignment.marks import PipelineStage, stages_allowed
 
+pytestmark = pytest.mark.quick
+
 
 def sequential(count=4):
     return keras.Sequential([layers.Dense(2, name=f"d{i}") for i in range(count)])
@@ -405,6 +407,7 @@ def test_saved_stages_of_another_model_are_refused():
         to_json(set_assignment(sequential(), [0, 0, 1, 1]), model)
 
 
+@pytest.mark.slow
 def test_resnet50_is_cut_by_walking_the_list():
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     given = get_assignment(model, None)

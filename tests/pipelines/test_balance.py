@@ -8,6 +8,8 @@ from millrace.errors import ModelError, OptionError
 from millrace.pipelines.assignment import balance as module
 from millrace.pipelines.assignment.balance import balance
 
+pytestmark = pytest.mark.quick
+
 
 def measure(stages, costs, edges, num_stages):
     dearest = max(

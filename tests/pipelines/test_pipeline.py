@@ -15,6 +15,8 @@ from millrace.pipelines.runtime.transfer import Copies
 from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.table import make_schedule
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def strategy():
@@ -103,6 +105,7 @@ def test_activations_in_flight_are_those_of_the_schedule(strategy, name, in_flig
         assert strategy.statistics().pipeline.last_in_flight == in_flight(steps)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_flight_and_bytes_are_flat(strategy, monkeypatch):
     """Of all micro-batches of an update, 1F1B holds at most as many as there are stages."""
     made, peaks = [], {}
@@ -162,6 +165,7 @@ def test_a_failed_task_shows_the_schedule_with_its_cell_marked(strategy, monkeyp
     model.fit(*data(8), batch_size=2, verbose=0)
 
 
+@pytest.mark.slow
 def test_nan_debugging_of_jax_names_the_task(strategy):
     model = pipeline(strategy, steps=2, updates=2)
     x, y = data(16)

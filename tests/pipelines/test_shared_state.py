@@ -9,6 +9,8 @@ from millrace.errors import OptionError
 from millrace.pipelines.assignment.calls import find_calls, leaf_edges, leaves
 from millrace.pipelines.assignment.shared_state import edges_of_groups, groups_by_state
 
+pytestmark = pytest.mark.quick
+
 
 def groups(model):
     calls = find_calls(model)

@@ -10,6 +10,8 @@ from millrace.errors import ModelError
 from millrace.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
 from millrace.pipelines.programs.split import Slot, split
 
+pytestmark = pytest.mark.quick
+
 F32 = jax.ShapeDtypeStruct((3,), jnp.float32)
 
 

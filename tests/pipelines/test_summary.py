@@ -5,6 +5,8 @@ from keras import layers
 from millrace.pipelines.assignment.calls import find_calls
 from millrace.pipelines.assignment.summary import StageCost, summary_lines
 
+pytestmark = pytest.mark.quick
+
 
 def sequential():
     return keras.Sequential(

@@ -1,6 +1,7 @@
 """Taps of several stages put together; their numbers are in tests/equivalence."""
 
 import numpy as np
+import pytest
 
 from millrace.pipelines.programs.stage_taps import bundle_of
 from millrace.pipelines.runtime.taps import UpdateCount, gathered
@@ -9,6 +10,8 @@ from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.structure import ordered, plain
 from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
+
+pytestmark = pytest.mark.quick
 
 FIRST, SECOND = Tensor("activation", "first"), Tensor("activation", "second")
 

@@ -8,6 +8,8 @@ from millrace.options import Accumulation, TapRequest
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions, split_stage_update
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("stops", [True, False])

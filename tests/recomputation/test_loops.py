@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from case_marks import slow
 from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace
 from millrace.recomputation.costs import nbytes
 from millrace.recomputation.joint_graph import joint_graph
@@ -52,7 +53,12 @@ def graph_of(function, x, **options):
 
 @pytest.mark.parametrize(
     ("function", "length", "reverse"),
-    [(read_all, 8, True), (read_all, 101, False), (read_last, 101, False), (read_last, 100, True)],
+    [
+        (read_all, 8, True),
+        slow(read_all, 101, False),
+        (read_last, 101, False),
+        slow(read_last, 100, True),
+    ],
 )
 def test_every_form_has_the_same_values_and_gradients(function, length, reverse):
     x = steps(length)

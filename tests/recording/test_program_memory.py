@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from millrace.recording import program_memory as recorded
 from millrace.records.program_memory import ROLES
 from millrace.records.run import load
@@ -141,7 +142,9 @@ def test_a_long_program_keeps_its_peak(tmp_path, monkeypatch):
     assert any("smaller tensors" in each.name for each in memory.alive)
 
 
-@pytest.mark.parametrize("name", ["<script>alert(1)", "jvp(x)", "transpose", "a b", "adam"])
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)", "jvp(x)", slow("transpose"), slow("a b"), "adam"]
+)
 def test_any_name_of_a_layer_is_kept(tmp_path, name):
     with strategy(tmp_path).scope():
         model = keras.Sequential([keras.Input((16,)), LAYERS.Dense(256, name=name)])

@@ -10,9 +10,13 @@ import sys
 import textwrap
 import time
 
+import pytest
+
 import millrace
 from millrace.reports.page import page
 from millrace.schedules.table import make_schedule
+
+pytestmark = pytest.mark.slow
 
 TRAIN = """
     import millrace

@@ -8,6 +8,8 @@ import pytest
 from millrace.records.flight import FILES
 from millrace.records.flight_directory import NEWEST, OLDEST, make_flight, remove_old_flights
 
+pytestmark = pytest.mark.quick
+
 
 def flight(parent, age=0.0, update=0, model="m", files=FILES):
     """Makes a flight that was written `age` seconds ago."""

@@ -1,7 +1,11 @@
 """What a memory report prints, of records alone."""
 
+import pytest
+
 from millrace.records.memory import LiveBuffer, by_layer
 from millrace.records.memory_report import DeviceMemory, MemoryChange, MemoryReport, StageMemory
+
+pytestmark = pytest.mark.quick
 
 
 def report(*alive, changes=()):

@@ -16,6 +16,8 @@ from millrace.records.tensors import Tensor, TensorSeries
 from millrace.records.timeline import Span
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 
+pytestmark = pytest.mark.quick
+
 LOOP = LoopRecord(
     number=0, model="mlp", mode="train", began=5.0, options={"steps_per_execution": "2"}
 )

@@ -5,7 +5,6 @@ import pathlib
 import random
 
 from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.flight import FlightNote
 from millrace.records.loops import (
     EpochRecord,
@@ -67,7 +66,6 @@ def synthetic_run(
         traces=tuple(trace(stages, micro_batches, update, luck) for update in range(updates)),
         tensors=tensors(names, epochs, luck),
         budgets=(BudgetChoice("mlp", 0.5, 61_000_000, 0.12, "dense_1 to dense_4 again"),),
-        feed_verdicts=(FeedVerdict(100, 0.004, 0.010, 0.0112),),
         flights=(
             FlightNote(
                 model="mlp",

@@ -338,6 +338,7 @@ class NoLuck:
         return low
 
 
+@pytest.mark.slow
 def test_much_of_everything_stays_small():
     spans = tuple(Span(k % 8, "F", k, k % 8, k * 1.1e-3, k * 1.1e-3 + 1e-3) for k in range(300_000))
     luck = NoLuck()

@@ -28,6 +28,7 @@ from breaks import (
     train,
 )
 
+from case_marks import exhaustive
 from millrace.errors import MillraceError
 
 pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
@@ -51,7 +52,7 @@ def damage(directory, how):
         newest.mkdir()
     elif how == "no small files":  # records of what there is, written last by many
         for path in newest.iterdir():
-            if path.is_file():
+            if path != file:
                 path.unlink()
 
 
@@ -137,8 +138,10 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("epochs", [EPOCHS, 2])
+@pytest.mark.parametrize(
+    ("epochs", "asynchronous"),
+    [(EPOCHS, False), (EPOCHS, True), (2, False), exhaustive(2, True)],
+)
 def test_a_save_that_fails_is_heard_of(tmp_path, asynchronous, epochs):
     """Fit ended as if all were saved; the only good checkpoint had been deleted."""
     build = lambda: make(width=64)  # noqa: E731
@@ -230,11 +233,11 @@ def digests():
 @pytest.mark.parametrize(
     ("where", "number", "executed"),
     [
-        ("train", 2, 1),
+        exhaustive("train", 2, 1),
         ("train", 9, 1),
         ("train", 1, 4),
-        ("train", 3, 4),
-        ("test", 3, 1),
+        exhaustive("train", 3, 4),
+        exhaustive("test", 3, 1),
         ("test", 2, 4),
     ],
 )
@@ -253,7 +256,7 @@ def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
     assert (int(epoch), int(batch)) > (0, 0)  # and so went on
 
 
-@pytest.mark.parametrize("number", [3, 6, 11, 12])
+@pytest.mark.parametrize("number", [exhaustive(3), 6, 11, exhaustive(12)])
 def test_sigkill_at_any_step(tmp_path, digests, number):
     """Killed while an asynchronous save is written."""
     code, output, _ = start(tmp_path, "SIGKILL", number, every_steps=1)

@@ -7,6 +7,7 @@ from ipu_loops_to_resume import IPU_LOOPS
 from loops_to_resume import QUICK, SLOW, batches, small, trained
 
 import millrace
+from case_marks import with_marks
 from millrace.errors import CheckpointError, OptionError
 from millrace.loop_checkpoints.parts import NamedParts
 from millrace_ipu import tensorflow as tf
@@ -81,7 +82,14 @@ def test_a_killed_loop_goes_on_with_the_same_bits(make, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [*QUICK, *SLOW, *IPU_LOOPS], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    with_marks(
+        [*QUICK, *SLOW, *IPU_LOOPS],
+        exhaustive=("generator_function", "several_passes", "replicas_that_drift"),
+    ),
+    ids=lambda make: make.__name__,
+)
 def test_a_loop_killed_anywhere_goes_on_with_the_same_bits(make, tmp_path):
     goes_on(make, tmp_path, [4, 5])
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from case_marks import exhaustive
+
 pytestmark = pytest.mark.slow
 
 MILLRACE = "from millrace.cli.main import main; main()"
@@ -93,7 +95,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "name", "status"),
     [
-        ("replicas", "SIGTERM", 143),
+        exhaustive("replicas", "SIGTERM", 143),
         ("stages", "SIGTERM", 143),
         ("replicas", "SIGINT", 1),
         pytest.param("stages", "SIGINT", 1, marks=pytest.mark.exhaustive),

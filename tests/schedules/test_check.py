@@ -8,6 +8,8 @@ from millrace.schedules.check import check
 from millrace.schedules.task import Pass, Task
 from millrace.schedules.text import parse, write
 
+pytestmark = pytest.mark.quick
+
 
 def refused(text, num_stages=2, num_micro_batches=1):
     with pytest.raises(ScheduleError) as error:

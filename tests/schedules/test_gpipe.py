@@ -7,6 +7,8 @@ from millrace.schedules.gpipe import gpipe
 from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.text import grid, write
 
+pytestmark = pytest.mark.quick
+
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 4 * p + 2)]
 
 

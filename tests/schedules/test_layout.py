@@ -1,5 +1,9 @@
+import pytest
+
 from millrace.records.timeline import Span, Timeline
 from millrace.schedules.layout import cuts, lay_out
+
+pytestmark = pytest.mark.quick
 
 
 def draw(*times, cell=3):

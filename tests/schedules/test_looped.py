@@ -1,5 +1,6 @@
 import pytest
 
+from case_marks import slow
 from millrace.errors import ScheduleError
 from millrace.schedules import looped as module
 from millrace.schedules.check import check
@@ -20,7 +21,7 @@ def test_reads_like_the_drawing():
         assert f"    {line}\n" in module.__doc__
 
 
-@pytest.mark.parametrize(("p", "v"), SIZES)
+@pytest.mark.parametrize(("p", "v"), [slow(p, v) if p > 6 and v > 1 else (p, v) for p, v in SIZES])
 def test_takes_the_time_and_the_memory_it_promises(p, v):
     for m in range(1, 4 * p + 2):
         schedule = looped(p * v, m, p)

@@ -8,6 +8,8 @@ from millrace.schedules.simulate import simulate
 from millrace.schedules.task import Pass
 from millrace.schedules.text import grid
 
+pytestmark = pytest.mark.quick
+
 COST = {Pass.FORWARD: 1, Pass.BACKWARD: 2}
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 4 * p + 2)]
 

@@ -12,6 +12,8 @@ from millrace.schedules.task import Pass
 from millrace.schedules.text import parse
 from millrace.schedules.zero_bubble import zero_bubble
 
+pytestmark = pytest.mark.quick
+
 CASES = [one_f_one_b(4, 9), zero_bubble(5, 7), looped(12, 10, 4), sequential(3, 3)]
 
 

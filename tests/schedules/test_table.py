@@ -2,6 +2,7 @@ import pathlib
 
 import pytest
 
+from case_marks import with_marks
 from millrace.errors import ScheduleError
 from millrace.options.default_devices import is_v_shaped, v_devices
 from millrace.schedules.check import check
@@ -37,7 +38,7 @@ def test_the_names():
     ]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", with_marks(SCHEDULES, slow=("looped", "zb_v", "v_half", "v_min")))
 def test_every_name_makes_a_schedule_of_any_size(name):
     for p in range(1, 9):
         for v in rounds_of(name):

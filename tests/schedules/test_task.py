@@ -3,6 +3,8 @@ import pytest
 from millrace.errors import ScheduleError
 from millrace.schedules.task import Pass, Task, parse_task
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("kind", Pass)
 def test_prints_and_parses(kind):

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import millrace
+from case_marks import exhaustive
 from millrace.cache import files as cache_files
 from millrace.cache.entry import unpack
 from millrace.errors import OptionError
@@ -81,6 +82,7 @@ def copy(warm, tmp_path):
     return pathlib.Path(shutil.copytree(warm[0], tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(warm):
     root, first = warm
     assert first["hits"] == 0
@@ -98,10 +100,10 @@ def damaged(kind, content):
     return b"" if kind == "emptied" else b"To whom it may concern"
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("flipped", "emptied", "foreign")]
-
-
-@pytest.mark.parametrize("kind", ["truncated", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["truncated", "flipped", exhaustive("emptied"), exhaustive("foreign")]
+)
 def test_damaged_files_are_compiled_again_with_one_warning(warm, copy, kind):
     for path in executables(copy):
         path.write_bytes(damaged(kind, path.read_bytes()))
@@ -123,6 +125,7 @@ def test_the_process_after_the_repair_compiles_nothing(warm, copy):
     assert train(copy) == {**warm[1], "hits": warm[1]["written"], "written": 0}
 
 
+@pytest.mark.slow
 def test_entries_of_another_version_are_left_alone(warm, copy):
     (directory,) = {path.parent for path in executables(copy)}
     other = directory.rename(copy / "0.9.0-cpu-12345678")
@@ -130,6 +133,7 @@ def test_entries_of_another_version_are_left_alone(warm, copy):
     assert len(list(other.iterdir())) == len(executables(copy)) / 2
 
 
+@pytest.mark.slow
 def test_a_file_in_place_of_the_directory(warm, tmp_path):
     (tmp_path / "file").write_text("mine")
     found = train(tmp_path / "file")

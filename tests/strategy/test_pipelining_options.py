@@ -11,6 +11,8 @@ import millrace
 from millrace.errors import ModelError, OptionError, PlanError, ScheduleError
 from millrace.options import Pipelining, RecomputationMode, Reduction
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def strategy():

@@ -16,6 +16,7 @@ import pytest
 from keras import layers
 
 import millrace
+from case_marks import with_marks
 from millrace.compiling.sharing import sharing
 from millrace.errors import RecompilationError
 from millrace.explain.diagnose import history
@@ -215,7 +216,10 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.__name__)
+SLOW = ("other_rows", "matmul_precision", "constant_of_a_loss", "body_of_a_loss")
+
+
+@pytest.mark.parametrize("cause", with_marks(CAUSES, slow=SLOW), ids=lambda cause: cause.__name__)
 def test_a_cause_is_named(strategy, cause):
     model = strategy.attach(mlp())
     fit(model)
@@ -381,6 +385,7 @@ def test_every_compilation_is_a_line_at_level_info(strategy, caplog):
     assert "first compilation" in lines[-1]
 
 
+@pytest.mark.slow
 def test_records_are_there_when_a_run_was_killed(tmp_path):
     code = f"""
         import millrace, keras, os, numpy as np

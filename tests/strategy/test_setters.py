@@ -25,6 +25,8 @@ from millrace.options.table import RECOMPUTATION
 from millrace.strategy.saving import OPTIONS_FILE, load_options, save_options
 from millrace.strategy.setters import SETTERS, as_markdown
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def model(strategy):

@@ -12,6 +12,8 @@ from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import collecting
 from own_threads import own_threads
 
+pytestmark = pytest.mark.quick
+
 SECONDS = 60  # that no wait takes
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from millrace.optimizers import OutfeedOptimizer
 from millrace.taps import delivery, entries
 from millrace.taps.delivery import Delivery
@@ -61,7 +62,7 @@ def of_calls(monkeypatch):
     return sizes, alive
 
 
-@pytest.mark.parametrize("when", ["before_apply", "after_compute"])
+@pytest.mark.parametrize("when", ["before_apply", slow("after_compute")])
 def test_calls_carry_little_and_elements_that_are_not_kept_are_let_go(of_calls, when, monkeypatch):
     monkeypatch.setattr(delivery, "MAX_PENDING", 2)
     sizes, alive = of_calls
@@ -94,8 +95,15 @@ def test_a_filter_that_takes_nothing_costs_nothing(of_calls):
     assert not queue.enqueued
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("when", ["before_apply", "after_compute"])
+@pytest.mark.parametrize(
+    ("when", "replicas"),
+    [
+        ("before_apply", 1),
+        slow("before_apply", 2),
+        slow("after_compute", 1),
+        slow("after_compute", 2),
+    ],
+)
 def test_calls_of_any_length_have_the_same_numbers(monkeypatch, of_calls, when, replicas):
     sizes, _ = of_calls
     options = {"when": when, "accumulation": 3, "replicas": replicas}
@@ -196,6 +204,7 @@ def peak_and_bytes(kind, steps):
     return map(int, done.stdout.split()[-2:])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
 def test_a_process_needs_memory_for_the_elements_that_wait():
     steps = 400

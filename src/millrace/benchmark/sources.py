@@ -51,11 +51,6 @@ def find_source(dataset: BatchSource) -> Any:
     return queue.dataset if is_queue and hasattr(queue, "dataset") else dataset
 
 
-def restarts(dataset: BatchSource) -> bool:
-    """Whether the data set can be read again from the beginning, as all but iterators can."""
-    return not isinstance(find_source(dataset), Iterator)
-
-
 @contextlib.contextmanager
 def opened(dataset: BatchSource) -> Iterator[Iterator[Any]]:
     """Yields one pass over a data set's elements, whose leaves are NumPy arrays.

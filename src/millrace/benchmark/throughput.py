@@ -213,26 +213,14 @@ def measure_dataset(
     """Runs `dataset_benchmark`; `watchers` may have `tell`, as `measure`."""
     begin = time.perf_counter()
     with opened(dataset) as source:
-        return measure_elements(source, epochs, elements, begin, copies, **watchers)
-
-
-def measure_elements(
-    source: Iterator[ArrayTree],
-    epochs: int,
-    elements: int,
-    begin: float,
-    copies: bool = False,
-    **watchers: Callable[..., object],
-) -> Supply:
-    """Times elements that a thread draws from `source`, which was opened at `begin`."""
-    queue = ElementQueue(source, epochs, elements)
-    arrivals = _copied(queue.take()) if copies else map(_size, queue.take())
-    try:
-        return measure(
-            lambda count: itertools.islice(arrivals, count), epochs, elements, begin, **watchers
-        )
-    finally:
-        queue.close()
+        queue = ElementQueue(source, epochs, elements)
+        arrivals = _copied(queue.take()) if copies else map(_size, queue.take())
+        try:
+            return measure(
+                lambda count: itertools.islice(arrivals, count), epochs, elements, begin, **watchers
+            )
+        finally:
+            queue.close()
 
 
 def _copied(elements: Iterator[ArrayTree]) -> Arrivals:

@@ -154,8 +154,8 @@ class CacheStore:
         self._warn(
             "damaged",
             f"{path} cannot be used: {error}. It {'was' if gone else 'cannot be'} removed, and the "
-            "program is compiled again. If this happens again, check the disk, or run `millrace "
-            "cache clear`.",
+            "program is compiled again. If this happens again, check the disk, or remove the "
+            "directory.",
         )
 
     def _stop_writing(self, error: OSError) -> None:

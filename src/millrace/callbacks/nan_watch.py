@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import re
-import shlex
 import tempfile
 import time
 from collections import deque
@@ -30,6 +29,7 @@ from millrace._compat.keras_loops import sync_state
 from millrace.arguments import checked
 from millrace.cache.private import make_private
 from millrace.cache.use import Default, default_root
+from millrace.callbacks.nan_search import NonFiniteTensor, first_non_finite, is_non_finite
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.compiled_loop.protocol import Halted
 from millrace.errors import ModelError, OptionError
@@ -45,7 +45,6 @@ from millrace.records.flight_directory import (
     remove_old_flights,
 )
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
-from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 
 logger = logging.getLogger("millrace")
 
@@ -58,7 +57,7 @@ class NaNWatch(keras.callbacks.Callback):
     """Stops `fit` before the first update with a NaN or an infinity in a gradient.
 
     The model keeps the weights, the optimizer state and the seeds from before that update. A flight
-    record is written to a directory, from which `millrace replay DIRECTORY` runs the update again.
+    record is written to a directory: the model, the batches of the update and what was found in it.
     That is in `flights` in the directory of the run (`Strategy(report_dir=...)`), or without one in
     the user's cache directory, where the 20 newest stay, for 30 days.
 
@@ -174,28 +173,23 @@ class NaNWatch(keras.callbacks.Callback):
         self._controller.watchers.outfeed.flush()
         self._fitted.stop_training = True
         sync_state(self._fitted)
-        replayed = self._run_again(halted)
-        self.found = self._record(halted, replayed)
+        self.found = self._record(halted, self._first_non_finite(halted))
         self._write(halted)
         self._note()
         self._print()
 
-    def _run_again(self, halted: Halted) -> Replay | None:
+    def _first_non_finite(self, halted: Halted) -> NonFiniteTensor | None:
         accumulation = self._controller.setup.accumulation
         device = self._controller.setup.groups[0].devices[0]
         try:
-            state = state_of(self._fitted)
-            return run_again(self._fitted, state, halted.batches, accumulation, device)
+            return first_non_finite(self._fitted, halted.batches, accumulation, device)
         except Exception:  # for example of a model that needs all its devices
             logger.warning("The update could not be run again on one device.", exc_info=True)
             return None
 
-    def _record(self, halted: Halted, replayed: Replay | None) -> FlightRecord:
-        first = None if replayed is None else replayed.first_non_finite()
-        accumulation = self._controller.setup.accumulation
-        accumulator = accumulation.dtype
-        micro_batch, tensor, row = (None, None, None) if first is None else first
-        nans, infs = (0, 0) if row is None else counts(row)
+    def _record(self, halted: Halted, first: NonFiniteTensor | None) -> FlightRecord:
+        tensor = None if first is None else first.tensor
+        micro_batch = None if first is None else first.micro_batch
         assignment = self._controller.setup.stages.assignment()
         if tensor is not None and assignment is not None:
             last = assignment.num_stages - 1
@@ -209,13 +203,10 @@ class NaNWatch(keras.callbacks.Callback):
             update=self._updates - 1,
             micro_batch=micro_batch,
             tensor=tensor,
-            nans=nans,
-            infs=infs,
+            nans=0 if first is None else first.nans,
+            infs=0 if first is None else first.infs,
             stages=1 if assignment is None else assignment.num_stages,
             micro_batches=len(halted.batches),
-            reduction=accumulation.reduction.value,
-            accumulator=accumulator if isinstance(accumulator, str) else None,
-            synchronized=accumulation.synchronized_statistics,
             versions={"jax": jax.__version__, "keras": keras.__version__},
             batch=step - self._epoch_begin + (micro_batch or 0),
             data=non_finite_data(halted.batches),
@@ -230,7 +221,6 @@ class NaNWatch(keras.callbacks.Callback):
                 updates=[number for number, _ in self._rows],
                 tensors=self._tensors,
                 statistics=np.stack([row for _, row in self._rows]),
-                state=state_of(self._fitted),
                 batches=halted.batches,
             )
             parent, oldest, is_ours = self._parent(self._directory)
@@ -301,10 +291,7 @@ class NaNWatch(keras.callbacks.Callback):
             markup=False,
         )
         if self.written is not None:
-            path = shlex.quote(str(self.written))
-            has_model = (self.written / MODEL_FILE).exists()
-            again = "Run it again: millrace replay" if has_model else "Its data:"
-            console.print(f"  {again} {path}", markup=False)
+            console.print(f"  Its batches: {self.written}", markup=False)
 
 
 def _stage_of(tensor: Tensor, assignment: Assignment) -> int:

@@ -1,114 +1,95 @@
-"""Arrays on disk, by Orbax.
+"""Arrays in one file of the format `safetensors`, which many programs read.
 
-Orbax takes long to load, so it is imported where arrays are written.
+    8 bytes      length of the header, a little-endian number
+    the header   {"000000": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+    the rest     the bytes of the arrays, without gaps
+
+Written here and not by the package of that name: it takes no checksum, so each file would be read
+once more after a save and before a restoration; it writes no complex128, and reads no float8 into
+NumPy. Here the bytes go straight from the arrays to the file and back.
 """
 
-import contextlib
-import errno
-import inspect
-import logging
+import itertools
+import json
+import math
 import os
 import pathlib
+import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import ml_dtypes  # of JAX
 import numpy as np
 
-# Errors of a process or of its rights, which say nothing about a file.
-NO_DAMAGE = (
-    errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
-    errno.ETIMEDOUT, errno.EINTR,
-)  # fmt: skip
+ArrayLayout = tuple[tuple[int, ...], str]  # shape and dtype of an array
 
-_STORED = {
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64", "complex64", "complex128",
+# Names that the format has for dtypes. Other arrays, such as complex128, are stored as bytes.
+_NAMES = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-_LONGEST = 300  # characters of an error of tensorstore, which may end with a whole specification
-_WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_CHUNK = 1 << 20  # bytes at a time, which the processor's cache keeps for their checksum
 
 
-def write_arrays(directory: pathlib.Path, arrays: Sequence[np.ndarray]) -> None:
-    """Writes arrays into a directory, which must not exist.
+def write_arrays(path: pathlib.Path, arrays: Sequence[np.ndarray]) -> tuple[int, int]:
+    """Writes arrays to a file, which must not exist, until they are on the disk.
+
+    Returns:
+        The bytes of the file, and their crc32.
 
     Raises:
-        OSError: or another error of Orbax, if they cannot be written.
+        OSError: if they cannot be written.
     """
-    import orbax.checkpoint as ocp
-
-    tree = {_name(index): _as_stored(array) for index, array in enumerate(arrays) if array.size}
-    with _quiet():
-        # Uncompressed: weights shrink by 8 %, and compressing takes ten times the processor's time.
-        handler = ocp.PyTreeCheckpointHandler(
-            use_compression=False,
-            use_zarr3=True,
-            multiprocessing_options=_alone(ocp),
-            type_handler_registry=_without_copies(ocp),
-        )
-        with ocp.Checkpointer(handler, multiprocessing_options=_alone(ocp)) as checkpointer:
-            args = ocp.args.PyTreeSave(tree or {"none": _NONE})
-            checkpointer.save(directory.absolute(), args=args)
+    layouts = [(array.shape, array.dtype.name) for array in arrays]
+    contents = (_bytes_of(np.ascontiguousarray(arrays[index])) for index in _order(layouts))
+    nbytes = crc = 0
+    with path.open("xb") as file:
+        for content in itertools.chain([memoryview(_header(layouts))], contents):
+            for chunk in _chunks(content):
+                file.write(chunk)
+                crc = zlib.crc32(chunk, crc)
+            nbytes += len(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return nbytes, crc
 
 
 def read_arrays(
-    directory: pathlib.Path, layout: Sequence[tuple[tuple[int, ...], str]]
-) -> list[np.ndarray]:
-    """Reads arrays from a directory.
+    path: pathlib.Path, layouts: Sequence[ArrayLayout]
+) -> tuple[list[np.ndarray], tuple[int, int]]:
+    """Reads the arrays of a file.
 
-    By tensorstore, in which Orbax has stored them: a training that goes on waits for this, and
-    Orbax takes longer to load than to read 100 MB.
+    The header follows from the layouts, so it is compared and not interpreted: whoever changes what
+    `write_arrays` writes there changes the version of the manifest as well.
 
     Args:
-        directory: that `write_arrays` has written.
-        layout: shape and dtype of each array.
+        path: of the file that `write_arrays` has written.
+        layouts: of all arrays in it.
+
+    Returns:
+        The arrays, and what `write_arrays` has returned if the file is as it was.
 
     Raises:
-        ValueError: if the directory does not hold these arrays.
-        OSError: if the system does not let them be read.
+        ValueError: if the file does not hold these arrays.
+        OSError: if it cannot be read.
     """
-    import tensorstore
-
-    context = tensorstore.Context()
-    base = {"driver": "file", "path": f"{directory.absolute()}/"}
-    files = {"driver": "ocdbt", "base": base}
-    present = [index for index, (shape, _) in enumerate(layout) if 0 not in shape]
-    try:
-        opening = [
-            tensorstore.open(
-                {"driver": "zarr3", "kvstore": {**files, "path": f"{_name(index)}/"}},
-                context=context,
-                open=True,
-                read=True,
-            )
-            for index in present
-        ]
-        stored = {index: each.result() for index, each in zip(present, opening, strict=True)}
-        for index, each in stored.items():  # memory is taken by its shape
-            _check_layout(index, each, layout[index])
-        reading = {index: each.read() for index, each in stored.items()}
-        read = {index: each.result() for index, each in reading.items()}
-    except MemoryError:
-        raise
-    except Exception as error:  # tensorstore has no class of its own for damaged files
-        failure = str(error) or type(error).__name__
-        for number in NO_DAMAGE:
-            if os.strerror(number) in failure:
-                raise OSError(number, os.strerror(number), str(directory)) from error
-        raise ValueError(f"its arrays cannot be read: {failure[:_LONGEST]}") from error
-    arrays = []
-    for index, (shape, name) in enumerate(layout):
-        dtype = dtype_of(name)
-        found = read.get(index)
-        arrays.append(np.zeros(shape, dtype) if found is None else found.view(dtype))
-    return arrays
-
-
-def _check_layout(index: int, stored: Any, layout: tuple[tuple[int, ...], str]) -> None:
-    shape, dtype = layout
-    found = stored.dtype.numpy_dtype
-    if tuple(stored.shape) != tuple(shape) or found != _storage(dtype_of(dtype)):
-        raise ValueError(f"array {index} is {found}{list(stored.shape)}")
+    header = _header(layouts)
+    nbytes = len(header) + sum(map(_nbytes, layouts))
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != nbytes:  # before memory is taken for the arrays
+            raise ValueError(f"{path.name} has {found:,} bytes in place of {nbytes:,}")
+        if file.read(len(header)) != header:
+            raise ValueError(f"{path.name} begins with another header")
+        crc = zlib.crc32(header)
+        arrays = [np.empty(shape, dtype_of(name)) for shape, name in layouts]
+        for index in _order(layouts):
+            for chunk in _chunks(_bytes_of(arrays[index])):
+                if file.readinto(chunk) != len(chunk):
+                    raise ValueError(f"{path.name} ends early")
+                crc = zlib.crc32(chunk, crc)
+    return arrays, (nbytes, crc)
 
 
 def dtype_of(name: object) -> np.dtype:
@@ -131,53 +112,41 @@ def dtype_of(name: object) -> np.dtype:
 
 def is_storable(dtype: np.dtype) -> bool:
     """Whether arrays of a dtype can be stored: numbers of NumPy and JAX, and booleans."""
-    is_of_jax = dtype.type.__module__ == "ml_dtypes" and dtype.itemsize in _WIDTHS
-    return dtype.name in _STORED or is_of_jax
+    is_known = dtype.name in _NAMES or dtype.type.__module__ == "ml_dtypes"
+    return is_known or dtype.name == "complex128"
 
 
-_NONE = np.zeros(1, np.uint8)
+def _header(layouts: Sequence[ArrayLayout]) -> bytes:
+    """Returns all of a file before the bytes of its arrays."""
+    entries: dict[str, dict[str, object]] = {}
+    begin = 0
+    for index in _order(layouts):
+        shape, name = layouts[index]
+        end = begin + _nbytes(layouts[index])
+        entries[f"{index:06d}"] = {
+            "dtype": _NAMES.get(name, "U8"),
+            "shape": [*shape] if name in _NAMES else [*shape, dtype_of(name).itemsize],
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text
 
 
-def _name(index: int) -> str:
-    return f"a{index:06d}"
+def _order(layouts: Sequence[ArrayLayout]) -> list[int]:
+    """Returns the order of arrays in a file: those of large items first, so all are aligned."""
+    return sorted(range(len(layouts)), key=lambda index: -dtype_of(layouts[index][1]).itemsize)
 
 
-def _storage(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype in which an array is stored: bits of those that not every reader knows."""
-    return dtype if dtype.name in _STORED else np.dtype(_WIDTHS[dtype.itemsize])
+def _nbytes(layout: ArrayLayout) -> int:
+    shape, name = layout
+    return math.prod(shape) * dtype_of(name).itemsize
 
 
-def _as_stored(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(array.shape).view(_storage(array.dtype))
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
-def _alone(ocp: Any) -> Any:
-    """Returns options by which Orbax waits for no other process: one writes for all."""
-    from jax import process_index
-
-    return ocp.options.MultiprocessingOptions(
-        primary_host=process_index(), active_processes={process_index()}
-    )
-
-
-def _without_copies(ocp: Any) -> Any:
-    """Returns how Orbax writes arrays: from where they are, since nobody changes them meanwhile.
-
-    Its copies take a third of the processor's time for a checkpoint. Older releases always copy.
-    """
-    handler = ocp.type_handlers.NumpyHandler
-    can = "deepcopy_host_arrays" in inspect.signature(handler).parameters
-    own = handler(**({"deepcopy_host_arrays": False} if can else {}))
-    return ocp.type_handlers.create_type_handler_registry((np.ndarray, own))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides Orbax's advice about sharding, and errors that are raised as well."""
-    orbax_logger = logging.getLogger("absl")
-    level = orbax_logger.level
-    orbax_logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        orbax_logger.setLevel(level)
+def _chunks(content: memoryview) -> Iterator[memoryview]:
+    return (content[begin : begin + _CHUNK] for begin in range(0, len(content), _CHUNK))

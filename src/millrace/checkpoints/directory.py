@@ -2,7 +2,7 @@
 
     step-00000120/               complete: it got this name when everything in it was on the disk
         checkpoint.json              the manifest
-        arrays/                      written by Orbax
+        arrays.safetensors           the arrays
     step-00000130.partial-4711/  being written, by process 4711
     step-00000120.replaced-4711/ complete: stands in for step-00000120 until another has this name
     step-00000110.removed-4711/  being removed
@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from millrace.checkpoints.directory_lock import locked_directory, owner_of
-from millrace.checkpoints.failed_writes import forget_failed_tasks, hidden_late_errors
 from millrace.checkpoints.manifest import DamagedError, Manifest
 from millrace.checkpoints.stored import (
     Snapshot,
@@ -162,23 +161,20 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: if it cannot be written. Earlier ones stay as they are.
         """
-        with self._lock, hidden_late_errors():
+        with self._lock:
             partial: pathlib.Path | None = None
             try:
                 self._make()
                 partial = self._unused(f"step-{snapshot.step:08d}.partial-{os.getpid()}")
                 manifest = write_snapshot(partial, snapshot)
                 self._replace(partial, snapshot.step)
-            except Exception as error:  # Orbax and its libraries have many
-                failure = self._failure(snapshot.step, reason_of(error))
-            else:
-                with contextlib.suppress(CheckpointError):  # the one that counts is written
-                    self._remove_old()
-                return manifest
-            forget_failed_tasks()
-            if partial is not None:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(failure)
+            except Exception as error:  # also of a value that is neither plain nor an array
+                if partial is not None:
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise CheckpointError(self._failure(snapshot.step, reason_of(error))) from error
+            with contextlib.suppress(CheckpointError):  # the one that counts is written
+                self._remove_old()
+            return manifest
 
     def _failure(self, step: int, reason: str) -> str:
         try:

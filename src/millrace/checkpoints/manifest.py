@@ -1,23 +1,26 @@
 """The file `checkpoint.json` of a checkpoint: its values, and a checksum of each of its files."""
 
 import dataclasses
+import errno
 import json
-import math
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from millrace.checkpoints.arrays import NO_DAMAGE, dtype_of
+from millrace.checkpoints.arrays import ArrayLayout, dtype_of
 
-FORMAT, VERSION = "millrace checkpoint", 1
-MANIFEST, ARRAYS = "checkpoint.json", "arrays"
+FORMAT, VERSION = "millrace checkpoint", 2
+MANIFEST, ARRAYS = "checkpoint.json", "arrays.safetensors"
 _LARGEST = 1 << 28  # bytes of a manifest that is read
-_SMALL = 1024  # bytes of an array, up to which it may be stored compressed
-
-ArrayLayout = tuple[tuple[int, ...], str]  # shape and dtype of an array
+# Errors of a process or of its rights, which say nothing about a file.
+_NO_DAMAGE = (
+    errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
+    errno.ETIMEDOUT, errno.EINTR,
+)  # fmt: skip
 
 
 class DamagedError(ValueError):
@@ -58,17 +61,13 @@ class Manifest:
             OSError: if the system does not let it be read.
         """
         path = directory / MANIFEST
-        try:
+        with damage_of(MANIFEST):
             if path.stat().st_size > _LARGEST:
                 raise DamagedError(f"{MANIFEST} is larger than {_LARGEST:,} bytes")
-            body, checksum, _ = path.read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError as error:
-            raise DamagedError(f"{MANIFEST} is missing") from error
-        except OSError as error:
-            raise _unreadable(MANIFEST, error) from error
-        except ValueError as error:
-            raise DamagedError(f"{MANIFEST} is not complete") from error
-        if f"{zlib.crc32(body.encode()):08x}" != checksum:
+            body, *end = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if len(end) != 2:
+            raise DamagedError(f"{MANIFEST} is not complete")
+        if f"{zlib.crc32(body.encode()):08x}" != end[0]:
             raise DamagedError(f"{MANIFEST} does not match its checksum")
         try:
             return cls._of_json(json.loads(body))
@@ -82,10 +81,8 @@ class Manifest:
         if values.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         version = values.pop("version")
-        if not _is_count(version) or version > VERSION:
-            raise ValueError(
-                f"its version is {version}, and this millrace reads those up to {VERSION}"
-            )
+        if version != VERSION:
+            raise ValueError(f"its version is {version}, and this millrace reads {VERSION}")
         for name in ("step", "epoch", "epoch_step"):
             if not _is_count(values[name]):
                 raise ValueError(f"{name} is {values[name]!r}")
@@ -161,31 +158,27 @@ def check_files(
     """
     for name, (nbytes, crc) in manifest.files.items():
         path = directory / name
-        try:
+        with damage_of(name):
             found = checksum(path, has_read) if contents else (path.stat().st_size, crc)
-        except FileNotFoundError as error:
-            raise DamagedError(f"{name} is missing") from error
-        except OSError as error:
-            raise _unreadable(name, error) from error
         if found[0] != nbytes:
             raise DamagedError(f"{name} has {found[0]:,} bytes in place of {nbytes:,}")
         if found[1] != crc:
             raise DamagedError(f"{name} does not match its checksum")
 
 
-def check_sizes(manifest: Manifest) -> None:
-    """Compares the sizes of arrays and files, before memory is taken for the arrays.
+@contextmanager
+def damage_of(name: str) -> Iterator[None]:
+    """Surrounds the reading of a file: one that is missing or cannot be read is damaged.
 
     Raises:
-        DamagedError: if the files, whose data is not compressed, cannot hold the arrays.
+        DamagedError: in place of an error of the file.
+        OSError: if it is one of the process or of its rights.
     """
-    sizes = [math.prod(shape) * dtype_of(dtype).itemsize for shape, dtype in manifest.arrays]
-    nbytes = sum(size for size in sizes if size > _SMALL)
-    if nbytes > manifest.nbytes:
-        raise DamagedError(f"{manifest.nbytes:,} bytes of files hold no arrays of {nbytes:,} bytes")
-
-
-def _unreadable(name: str, error: OSError) -> Exception:
-    if error.errno in NO_DAMAGE:
-        return error
-    return DamagedError(f"{name} cannot be read: {error.strerror}")
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedError(f"{name} is missing") from error
+    except OSError as error:
+        if error.errno in _NO_DAMAGE:
+            raise
+        raise DamagedError(f"{name} cannot be read: {error.strerror}") from error

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import os
 import pathlib
 import time
@@ -19,17 +18,12 @@ from millrace.checkpoints.manifest import (
     MANIFEST,
     DamagedError,
     Manifest,
-    check_files,
-    check_sizes,
-    checksum,
+    damage_of,
 )
 from millrace.checkpoints.values import decode, encode
 from millrace.errors import CheckpointError
 
-_LONGEST = 300  # characters of an error of a library
-_NUMBERS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
-)  # fmt: skip
+_LONGEST = 300  # characters of an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +53,35 @@ class StoredCheckpoint:
             CheckpointError: if the system does not let it be read.
         """
         with readable(self.path):
-            check_files(self.path, self.manifest)
-            check_sizes(self.manifest)
             try:
-                arrays = read_arrays(self.path / ARRAYS, self.manifest.arrays)
-                model, others = decode(self.manifest.tree, arrays)
+                model, others = decode(self.manifest.tree, self._arrays())
                 return model, others
             except TypeError as error:
                 raise DamagedError("it holds no values of a model") from error
             except (ValueError, RecursionError) as error:
                 raise DamagedError(str(error)) from error
 
+    def _arrays(self) -> list[np.ndarray]:
+        """Reads the arrays, and compares them with their checksum at the same time."""
+        with damage_of(ARRAYS):
+            arrays, found = read_arrays(self.path / ARRAYS, self.manifest.arrays)
+        if found != self.manifest.files.get(ARRAYS):
+            raise DamagedError(f"{ARRAYS} does not match its checksum")
+        return arrays
+
 
 def write_snapshot(partial: pathlib.Path, snapshot: Snapshot) -> Manifest:
     """Writes a checkpoint into a directory, which is made, until it is on the disk.
 
     Raises:
-        Exception: of many classes, of Orbax and its libraries, if it cannot be written.
+        OSError: if it cannot be written.
+        NotPlainError: if it holds a value that is neither plain nor an array.
     """
     partial.mkdir()
     arrays: list[np.ndarray] = []
     tree = [encode(snapshot.model, arrays, copy=False)]
     of_model = len(arrays)
     tree.append(encode(snapshot.others, arrays, copy=False))
-    write_arrays(partial / ARRAYS, arrays)
-    files = {}
-    for path in sorted(partial.rglob("*")):
-        if path.is_file():
-            _sync(path)
-            files[path.relative_to(partial).as_posix()] = checksum(path)
     manifest = Manifest(
         step=snapshot.step,
         epoch=snapshot.epoch,
@@ -97,15 +91,13 @@ def write_snapshot(partial: pathlib.Path, snapshot: Snapshot) -> Manifest:
         is_finite=all(_is_finite(array) for array in arrays[:of_model]),
         tree=tree,
         arrays=tuple((array.shape, array.dtype.name) for array in arrays),
-        files=files,
+        files={ARRAYS: write_arrays(partial / ARRAYS, arrays)},
     )
     with open(partial / MANIFEST, "x", encoding="utf-8") as file:
         file.write(manifest.to_text())
         file.flush()
         os.fsync(file.fileno())
-    for path in (*partial.rglob("*"), partial):
-        if path.is_dir():
-            sync_directory(path)
+    sync_directory(partial)
     # Read again, and not only trusted: a write may fall short without an error.
     if dataclasses.astuple(Manifest.read(partial))[:3] != dataclasses.astuple(manifest)[:3]:
         raise OSError("the manifest is not as it was written")
@@ -117,9 +109,6 @@ def reason_of(error: Exception) -> str:
     text = str(error).strip()
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    for number in _NUMBERS:  # tensorstore puts the system's words behind its own
-        if os.strerror(number) in text:
-            return os.strerror(number)
     return text.splitlines()[0][:_LONGEST] if text else type(error).__name__
 
 
@@ -133,18 +122,14 @@ def _is_finite(array: np.ndarray) -> bool:
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
 
 
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_directory(path: pathlib.Path) -> None:
     """Waits until the names in a directory are on the disk."""
     with contextlib.suppress(PermissionError):  # systems that open no directories
-        _sync(path)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+import jax
 import numpy as np
 
 from millrace.checkpoints.arrays import is_storable
@@ -195,6 +196,14 @@ _DECODERS: Mapping[str, Callable[[object, Sequence[np.ndarray], int], Any]] = {
     "array": _array,
     "scalar": _scalar,
 }
+
+
+def host_copy(value: object) -> np.ndarray:
+    """Returns the values of an array in host memory that no later step changes."""
+    array = np.asarray(value)
+    # From another device JAX has copied it; on the CPU it may be the memory that a step reuses.
+    is_copy = isinstance(value, jax.Array) and array.flags.owndata
+    return array if is_copy else np.array(array)
 
 
 def copied(values: Any) -> Any:

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from millrace.processes.agreement import Launched
-from millrace.processes.handshake import new_secret
 
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 20  # of the output of the process that failed first
@@ -177,7 +177,7 @@ def _start(
     processes: list[subprocess.Popen[bytes]],
 ) -> None:
     allowed = os.sched_getaffinity(0) if shares else set()
-    address, secret = f"127.0.0.1:{_free_port()}", new_secret()
+    address, run = f"127.0.0.1:{_free_port()}", uuid.uuid4().hex
     # A background job of a script ignores SIGINT. Its children would inherit that, and not end
     # when they receive the signal. Handlers, on the other hand, are not inherited.
     previous = signal.getsignal(signal.SIGINT)
@@ -192,7 +192,7 @@ def _start(
                 devices=options.devices,
                 directory=str(directory),
                 launcher=os.getpid(),
-                secret=secret,
+                run=run,
             )
             if shares:
                 # A child inherits the affinity, which JAX reads when it is imported.

@@ -2,12 +2,8 @@
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
     millrace launch      runs a script as several processes on this machine
-    millrace replay      runs the update again before which NaNWatch stopped training
-    millrace benchmark   measures how fast a data set is, and whether a model waits for it
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
-    millrace precompile  compiles the programs of a script, without training
-    millrace cache       shows or removes the executables that are cached on disk
     millrace checkpoint  lists, verifies and exports the checkpoints of a training
 
 Other distributions add commands: entry points of the group "millrace.commands".
@@ -17,24 +13,18 @@ Drawings and tables are plain ASCII, with colors on a terminal.
 
 import importlib.metadata
 import os
-import pathlib
 from typing import Any
 
 import click
 
-from millrace.benchmark.command import benchmark_feed
-from millrace.cli import cache_table
 from millrace.cli import checkpoint as cli_checkpoint
 from millrace.cli import compilation as cli_compilation
 from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.launch_options import launch_options
 from millrace.cli.simulate import simulate_command
-from millrace.cli.types import FiniteRange, as_options
+from millrace.cli.types import as_options
 from millrace.errors import MillraceError
-from millrace.replay.table import show
-
-TIME = FiniteRange(0, min_open=True)
 
 
 class Commands(click.Group):
@@ -108,100 +98,3 @@ def launch_command(
         restarts=restarts,
     )
     context.exit(launch(options, lambda line: click.echo(line, err=True)))
-
-
-@main.command("benchmark")
-@click.option("--epochs", default=5, type=int, help="Number of epochs to time.", show_default=True)
-@click.option("--elements", default=100, type=int, help="Batches per epoch.", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--infeed", is_flag=True, help="Also measure the data set through the infeed.")
-@click.option(
-    "--model", metavar="MODULE:MODEL", help="Also measure whether this model waits for its data."
-)
-@click.argument("dataset", metavar="MODULE:DATASET")
-def benchmark_command(
-    epochs: int, elements: int, as_json: bool, infeed: bool, model: str | None, dataset: str
-) -> None:
-    """Measure how fast a data set supplies batches.
-
-    MODULE:DATASET names a variable, or a function without arguments, in a module or in a file.py.
-    Modules may be in the current directory. MODULE:MODEL names a model in the same way.
-    """
-    report = benchmark_feed(dataset, epochs, elements, infeed, model)
-    if as_json:
-        click.echo(report.as_json())
-    else:
-        report.print()
-
-
-@main.command("replay")
-@click.option(
-    "--import",
-    "modules",
-    multiple=True,
-    metavar="MODULE",
-    help="A module that registers custom layers; may be repeated.",
-)
-@click.option("--all", "everything", is_flag=True, help="Print all micro-batches.")
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path))
-@click.pass_context
-def replay_command(
-    context: click.Context, modules: tuple[str, ...], everything: bool, directory: pathlib.Path
-) -> None:
-    """Replay the update before which NaNWatch stopped training.
-
-    Prints statistics of every tensor in it. DIRECTORY is the one that NaNWatch wrote. The exit
-    status is 1 if the update does not go wrong in the same way.
-    """
-    context.exit(0 if show(directory, modules, everything) else 1)
-
-
-@main.group("cache")
-def cache_command() -> None:
-    """Show or remove the executables that are cached on disk."""
-
-
-_directory = click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=pathlib.Path),
-    help="Directory of the cache. The default is MILLRACE_CACHE_DIR, or else the user's cache.",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-@cache_command.command("list")
-@_json
-@click.option("--all", "everything", is_flag=True, help="Also list small programs of JAX itself.")
-@_directory
-def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path | None) -> None:
-    """List the executables of models and functions.
-
-    The most recently used come first. JSON output always lists all executables.
-    """
-    cache_table.show_entries(directory, as_json, everything)
-
-
-@cache_command.command("stats")
-@_json
-@_directory
-def cache_stats_command(as_json: bool, directory: pathlib.Path | None) -> None:
-    """Print the number of executables, and their size."""
-    cache_table.show_statistics(directory, as_json)
-
-
-@cache_command.command("clear")
-@click.option(
-    "--older-than",
-    "days",
-    type=TIME,
-    metavar="DAYS",
-    help="Remove only executables that were not used for this number of days.",
-)
-@_directory
-def cache_clear_command(days: float | None, directory: pathlib.Path | None) -> None:
-    """Remove executables.
-
-    Running processes keep the executables that they have loaded, and compile any others again.
-    """
-    cache_table.clear_entries(directory, days)

@@ -1,7 +1,6 @@
 """The command `millrace report`: the page of a run, and a summary on the terminal."""
 
 import pathlib
-import threading
 import webbrowser
 
 import click
@@ -9,11 +8,8 @@ import click
 from millrace.cli.report_summary import show_summary
 from millrace.errors import OptionError
 from millrace.records.run import RunRecords, load, run_path
-from millrace.reports.follow import LiveServer
 from millrace.reports.page import write_page
 from millrace.reports.perfetto import write_perfetto
-
-_POLL = 1.0  # seconds between two looks at the processes of a run
 
 
 @click.command("report")
@@ -29,14 +25,6 @@ _POLL = 1.0  # seconds between two looks at the processes of a run
     help="Also write the traces to this file, for ui.perfetto.dev and chrome://tracing.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
-@click.option(
-    "--follow", is_flag=True, help="Serve the page to this machine while the run goes on."
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    help="Port of --follow. The default is one that is free.",
-)
 @click.argument(
     "runs",
     metavar="RUN",
@@ -50,8 +38,6 @@ def report_command(
     output: pathlib.Path | None,
     perfetto: pathlib.Path | None,
     opens: bool,
-    follow: bool,
-    port: int | None,
 ) -> None:
     """Write the page of a run, and print its summary.
 
@@ -59,19 +45,15 @@ def report_command(
     several runs, the one that began last. The run may still go on, or may have been killed. The
     page is one file that needs no network. With --compare, give two runs.
     """
-    _check(runs, compare, output, follow, port)
-    directories = [_directory(each) for each in runs]
-    read = [load(each) for each in directories]
+    _check(runs, compare)
+    read = [load(_directory(each)) for each in runs]
     if perfetto is not None:
         _write_perfetto(read, perfetto)
     # Before anything is printed: a pipe such as `| head` may end the command.
-    page = pathlib.Path() if follow else write_page(read, output or _default_output(read))
+    page = write_page(read, output or _default_output(read))
     for each in read:
         show_summary(each)
         click.echo("")
-    if follow:
-        _follow(directories[0], port or 0, opens)
-        return
     click.echo(f"The page is {page.absolute()}")
     if opens:
         _open(page.absolute().as_uri())
@@ -103,14 +85,8 @@ def _write_perfetto(runs: list[RunRecords], path: pathlib.Path) -> None:
     click.echo(f"{path} has {len(run.traces)} traces, for https://ui.perfetto.dev.", err=True)
 
 
-def _check(
-    runs: tuple[pathlib.Path, ...],
-    compare: bool,
-    output: pathlib.Path | None,
-    follow: bool,
-    port: int | None,
-) -> None:
-    """Refuses numbers of runs and options that do not go together."""
+def _check(runs: tuple[pathlib.Path, ...], compare: bool) -> None:
+    """Refuses numbers of runs that do not go with the options."""
     if compare and len(runs) != 2:
         raise click.UsageError(
             f"--compare shows two runs side by side. Received {len(runs)}: give two directories."
@@ -120,13 +96,6 @@ def _check(
             f"A report shows one run. Received {len(runs)}: give one directory, or two and "
             "--compare."
         )
-    if follow and (compare or output is not None):
-        other = "--compare" if compare else "--output"
-        raise click.UsageError(
-            f"--follow serves the page of one run, and writes none: remove {other} or --follow."
-        )
-    if port is not None and not follow:
-        raise click.UsageError("--port is an option of --follow: add --follow, or remove --port.")
 
 
 def _directory(path: pathlib.Path) -> pathlib.Path:
@@ -151,38 +120,6 @@ def _open(address: str) -> None:
         has_opened = False
     if not has_opened:
         click.echo(f"There is no browser to open. Open this address in one: {address}", err=True)
-
-
-def _follow(directory: pathlib.Path, port: int, opens: bool) -> None:
-    """Serves the page until Ctrl-C."""
-    server = LiveServer(directory, port)
-    thread = threading.Thread(target=server.serve_forever, name="millrace report", daemon=True)
-    thread.start()
-    number = server.server_address[1]
-    try:
-        click.echo(f"The page is {server.url}")
-        click.echo(
-            f"On another machine, first run: ssh -L {number}:127.0.0.1:{number} USER@THIS_HOST"
-        )
-        click.echo("It serves this machine only, until Ctrl-C.")
-        server.pages.refresh()
-        if opens:
-            _open(server.url)
-        _wait(server)
-    except KeyboardInterrupt:
-        click.echo("Stopped.")
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _wait(server: LiveServer) -> None:
-    """Waits for Ctrl-C, and says when the run has ended."""
-    never, has_ended = threading.Event(), False
-    while not never.wait(_POLL):
-        if not has_ended and server.pages.run_state() == "ended":
-            has_ended = True
-            click.echo("The run has ended. Its page is served until Ctrl-C.")
 
 
 COMMANDS = (report_command,)

@@ -5,8 +5,8 @@ model    mlp: train on 2 stages, 640 steps in 20 executions, 12.3 s
 time     compile 1.20 s (10 %), compute 11.1 s (90 %)
 limit    compute: Steps took ...
 
-stage 0 |F0 F1       B0---    B1---
-stage 1 |   F0 B0--- F1 B1---
+stage 0 |FFFF  BBBBBFFBBBBB  |
+stage 1 |    FFBBBBB  FFBBBBB|
 
 program      peak       largest layers
 operations   FLOPs      bytes      time
@@ -14,7 +14,6 @@ operations   FLOPs      bytes      time
 
 import os
 from collections.abc import Iterator
-from statistics import median_low
 
 from rich.console import Console
 from rich.table import Table
@@ -27,12 +26,10 @@ from millrace.records.printable import printable
 from millrace.records.run import RunRecords
 from millrace.reports.limits import limits
 from millrace.reports.running import outcome_of, run_state
-from millrace.schedules.text import grid, scaled
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _MAX_TASKS = 200  # of a drawing
 _MAX_LINES = 24
-_MAX_LENGTH = 4000  # of a drawing, in tasks of median length
 _MAX_LOOPS = 4
 _MAX_LAYERS = 3  # of a program
 _MAX_PROGRAMS = 12
@@ -118,14 +115,7 @@ def _drawing(run: RunRecords, width: int) -> str:
     title = f"bubble {timeline.bubble:.1%} of an update of {1e3 * timeline.end:.3g} ms"
     if len(timeline.spans) > _MAX_TASKS:
         return f"{title}, {len(timeline.spans):,} tasks: the page draws them"
-    # A drawing with a cell for each task gets as many columns as its shortest tasks ask for.
-    durations = [span.duration for span in timeline.spans if span.start < span.end]
-    latest = max(abs(time) for span in timeline.spans for time in (span.start, span.end))
-    is_even = not durations or median_low(durations) * _MAX_LENGTH > latest
-    drawing = grid(timeline, width=width) if is_even else scaled(timeline, width)
-    if len(drawing.splitlines()) > timeline.num_groups:  # tasks of very different lengths
-        drawing = scaled(timeline, width)
-    lines = drawing.splitlines()
+    lines = timeline.drawn(width).splitlines()
     more = [] if len(lines) <= _MAX_LINES else ["..."]
     return "\n".join([*lines[:_MAX_LINES], *more, title])
 

@@ -6,9 +6,7 @@ work    24   72.7%
 bubble   9   27.3%
 """
 
-import pathlib
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import click
@@ -21,7 +19,6 @@ from millrace.compiling.progress import search
 from millrace.errors import OptionError
 from millrace.options import default_devices
 from millrace.records.timeline import Timeline
-from millrace.records.timeline_svg import timeline_svg
 from millrace.reports.run_costs import RunCosts
 from millrace.schedules.table import SCHEDULES, make_schedule
 from millrace.schedules.task import Pass
@@ -93,11 +90,6 @@ class AskedSizes:
     help=f"Print only the numbers, as for more than {_MAX_DRAWN:,} forwards.",
 )
 @click.option("--text", is_flag=True, help="Print only the tasks, in the format of schedule files.")
-@click.option(
-    "--svg",
-    type=click.Path(dir_okay=False, path_type=pathlib.Path),
-    help="Also write the drawing to this file, as a picture.",
-)
 def simulate_command(
     stages: int | None,
     micro_batches: int | None,
@@ -106,7 +98,6 @@ def simulate_command(
     batch_serialization: int,
     summary: bool,
     text: bool,
-    svg: pathlib.Path | None,
     **options: Any,
 ) -> None:
     """Draw a pipeline schedule, with its idle time and memory, and where its time goes.
@@ -118,7 +109,7 @@ def simulate_command(
     run = costs.run()
     sizes = _sizes(run, stages, micro_batches, schedule, groups, batch_serialization)
     is_drawn = sizes.forwards <= _MAX_DRAWN and not summary
-    _check(sizes, must_draw=text or svg is not None)
+    _check(sizes, must_draw=text)
     with search("simulating") as tick:
         tasks = make_schedule(
             sizes.schedule,
@@ -132,10 +123,6 @@ def simulate_command(
             costs.of(sizes.stages, run),
             lambda number, runs: tick(f"simulation {number} of {runs}"),
         )
-    if svg is not None:
-        short = shorten(sizes.schedule, 40, placeholder=" ...")  # it may be a whole schedule
-        title = f"{short}: {sizes.stages} stages, {sizes.micro_batches} micro-batches"
-        _write_svg(svg, result.timeline, title)
     if text:
         click.echo(write(tasks))
         return
@@ -250,17 +237,6 @@ def _in_flight(timeline: Timeline) -> str:
         f"activation sets at the peak: {most} on group {peaks.index(most)}, "
         f"{least} on group {peaks.index(least)}"
     )
-
-
-def _write_svg(path: pathlib.Path, timeline: Timeline, title: str) -> None:
-    try:
-        path.write_text(timeline_svg(timeline, title))
-    except OSError as error:
-        raise OptionError(
-            f"--svg {path} cannot be written: {error.strerror}. Set --svg to a file in a "
-            "directory that exists and that you may write to."
-        ) from error
-    click.echo(f"{path} written.", err=True)
 
 
 def _drawing(timeline: Timeline, width: int) -> Text:

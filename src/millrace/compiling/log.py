@@ -253,12 +253,11 @@ class CompileLog:
 
     def observe(self, executable: NewExecutable) -> None:
         """Shows an executable to all observers; one of a search when that ends."""
-        if (self.observers or all_observers) and not self._trials.keeps(executable):
+        if self.observers and not self._trials.keeps(executable):
             self._show(executable)
 
     def _show(self, executable: NewExecutable) -> None:
-        of_all = [] if self.is_dry_run or executable.is_trial else all_observers
-        for observer in (*self.observers, *of_all):
+        for observer in self.observers:
             observer(executable)
 
     def add_budget(self, choice: BudgetChoice) -> None:

@@ -7,5 +7,4 @@ values.py               any value as text             attributes.py   of an obje
 walk.py                 from one to the next; which code belongs to a library
 diagnose.py  words.py   two keys: the differences, in words, and a remedy
 program_difference.py   two programs in StableHLO, where their keys are equal
-history.py              the programs that this process has compiled
 """

@@ -198,33 +198,6 @@ class _Stack:
         return (round_, kept.index(replica)) if replica in kept else None
 
 
-def resident_cuts(
-    spec: BatchSpec, rows: int, batch_size: int, shape: BlockShape, on_host: bool
-) -> Iterator[Block]:
-    """Yields the blocks of one epoch of resident arrays, without their batches.
-
-    Args:
-        spec: spec of the arrays, or of any batch of them.
-        rows: number of rows of the arrays.
-        batch_size: rows of a full batch.
-        shape: bounds of a block.
-        on_host: whether blocks are gathered in host memory.
-    """
-    full, remainder = divmod(rows, batch_size)
-    of_batch = spec.of_rows(batch_size)
-    done = index = 0
-    while done < full:
-        capacity = shape.capacity(of_batch, full - done)
-        steps = min(capacity, full - done)
-        if on_host:
-            steps = shape.steps_of(index, of_batch, steps)
-        yield Block(None, of_batch, capacity, steps)
-        done += steps
-        index += 1
-    if remainder:
-        yield Block(None, spec.of_rows(remainder), shape.replicas, 1, full % shape.replicas)
-
-
 class ResidentArrays:
     """A data set that stays on the devices, which gather its batches."""
 
@@ -251,13 +224,21 @@ class ResidentArrays:
             batch_size: rows of a full batch.
             shape: bounds of a block.
         """
-        done = 0  # rows
-        for cut in resident_cuts(self.spec, len(order), batch_size, shape, self._on_host):
-            rows = order[done : done + cut.steps * cut.spec.rows]
-            yield self._gather(
-                rows.reshape(cut.steps, cut.spec.rows), cut.spec, cut.capacity, cut.first
-            )
-            done += len(rows)
+        full, remainder = divmod(len(order), batch_size)
+        of_batch = self.spec.of_rows(batch_size)
+        done = index = 0  # steps, blocks
+        while done < full:
+            capacity = shape.capacity(of_batch, full - done)
+            steps = min(capacity, full - done)
+            if self._on_host:
+                steps = shape.steps_of(index, of_batch, steps)
+            rows = order[done * batch_size : (done + steps) * batch_size]
+            yield self._gather(rows.reshape(steps, batch_size), of_batch, capacity)
+            done += steps
+            index += 1
+        if remainder:
+            rows, of_rest = order[full * batch_size :], self.spec.of_rows(remainder)
+            yield self._gather(rows[None], of_rest, shape.replicas, full % shape.replicas)
 
     def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int, first: int = 0) -> Block:
         steps, destination = len(rows), self._destination

@@ -1,18 +1,14 @@
 """Callbacks for every step of an execution, delivered while the execution runs.
 
     device        |chunk 0   |chunk 1   |chunk 2   |
-    worker thread            |b0 b1 b2 ..|..         |..        |
-    Keras's loop  dispatches all chunks, then waits for the worker
+    Keras's loop             |b0 b1 b2 ..|..         |..        |
 
-Callbacks come from a worker thread because docs/asynchronous_callbacks.md promises one, not to gain
-time: all chunks are dispatched before it starts. Each execution has a worker of its own, and
-`on_*_batch_end` waits for its end, so none is left when Keras's loop goes on.
+All chunks are dispatched before the first callback is called.
 
 A step's logs leave the device when its chunk of the execution is done. Chunks are some 20 ms long,
 by the speed of the execution before: one dispatch each, so the device does not notice.
 """
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -34,9 +30,8 @@ Logs = Mapping[str, object] | None
 class StepCallbackList(keras.callbacks.CallbackList):
     """Calls batch callbacks once per step, where Keras calls them once per execution.
 
-    Order: begin(0), end(0), begin(1), ... as with one step per execution. Everything from end(0) on
-    comes from a worker thread that ends before Keras's loop goes on, so what a callback raises is
-    raised by `fit`, and `stop_training` acts after the running execution.
+    Order: begin(0), end(0), begin(1), ... as with one step per execution. `stop_training` acts
+    after the running execution.
     """
 
     def __init__(
@@ -64,15 +59,15 @@ class StepCallbackList(keras.callbacks.CallbackList):
         self._begin(Mode.PREDICT, batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Delivers the steps of an execution, and waits for the last one."""
+        """Delivers the steps of an execution as they arrive."""
         self._end(Mode.TRAIN, batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Delivers the steps of an execution, and waits for the last one."""
+        """Delivers the steps of an execution as they arrive."""
         self._end(Mode.TEST, batch, logs)
 
     def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Delivers the steps of an execution, and waits for the last one."""
+        """Delivers the steps of an execution as they arrive."""
         self._end(Mode.PREDICT, batch, logs)
 
     def _begin(self, mode: Mode, batch: int, logs: Logs) -> None:
@@ -84,20 +79,7 @@ class StepCallbackList(keras.callbacks.CallbackList):
         if function is None or not function.calls:  # Keras's own loop runs it
             self._call(mode, "end", batch, logs)
             return
-        errors: list[BaseException] = []
-
-        def deliver() -> None:
-            try:
-                with self._controller.in_worker():
-                    self._deliver(mode, function)
-            except BaseException as error:  # handed over to Keras's loop, whatever it is
-                errors.append(error)
-
-        worker = threading.Thread(target=deliver, name="millrace-callbacks", daemon=True)
-        worker.start()
-        worker.join()
-        if errors:
-            raise errors[0]
+        self._deliver(mode, function)
 
     def _deliver(self, mode: Mode, function: KeptFunction) -> None:
         step = first = self._begun[mode]

@@ -7,8 +7,14 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
-from millrace.errors import DataError, ModelError, NotCompiledError, PlanError, UnsupportedError
-from millrace.options import Accumulation, Options, Reduction
+from millrace.errors import (
+    DataError,
+    ModelError,
+    OptionError,
+    PlanError,
+    UnsupportedError,
+)
+from millrace.options import Accumulation, Options, Reduction, whole_number
 from millrace.plan import Mode
 
 logger = logging.getLogger("millrace")
@@ -29,6 +35,21 @@ def check_data(adapter: DataAdapter, num_batches: int | None, mode: Mode) -> Non
             f"{_STEPS[mode]}=None. Set {_STEPS[mode]} in {_LOOP[mode]}(), or give the data an end: "
             "no repeat() on a tf.data.Dataset, a num_batches on a PyDataset."
         )
+
+
+def check_steps_per_execution(model: keras.Model) -> None:
+    """Refuses a value that is no number of steps.
+
+    Raises:
+        OptionError: with a number to set instead.
+    """
+    try:
+        whole_number("steps_per_execution", model.steps_per_execution, 1)
+    except OptionError as error:
+        raise OptionError(
+            f"{error} It is the argument of {model.name!r}.compile(): the steps that run in one "
+            "call of compiled code, such as 100."
+        ) from None
 
 
 def check_steps(
@@ -110,7 +131,8 @@ def check_model(
     Raises:
         ModelError: naming the model, what it does and what to change.
     """
-    _refuse_uncompiled(model, mode)
+    if mode is not Mode.PREDICT and not model.compiled:
+        return  # Keras refuses it, with its own error
     check_distribution(model)
     check_made_functions(
         model,
@@ -256,20 +278,6 @@ def _described(model: keras.Model) -> str:
     return f"{type(model).__name__} {model.name!r}"
 
 
-def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:
-    """Refuses to train or evaluate a model without an optimizer and a loss.
-
-    Raises:
-        NotCompiledError: in Keras's words, with the call to make.
-    """
-    if mode is not Mode.PREDICT and not model.compiled:
-        raise NotCompiledError(
-            f"You must call `compile()` before using the model: {model.name!r} has no optimizer "
-            f"and no loss, which {_LOOP[mode]}() needs. Call model.compile(optimizer, loss), such "
-            'as model.compile("adam", "mse"), first.'
-        )
-
-
 def check_recomputed(model: keras.Model) -> None:
     """Refuses recomputation for a model with a train step of its own.
 
@@ -298,7 +306,7 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) 
             f"run_eagerly from compile(){other}. To look at values while a compiled program runs, "
             "use jax.debug.print."
         )
-    if mode is Mode.PREDICT and not model.compiled:
+    if not model.compiled:
         return
     if not getattr(model, "jit_compile", True):
         layers = layers_without_jit(model)

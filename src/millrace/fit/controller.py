@@ -27,6 +27,7 @@ from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.multi_process import Agreement
 from millrace.fit.offloading import bring_back
+from millrace.fit.recorders import LoopRecorder
 from millrace.fit.setup import Rules, Setup
 from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals, next_loop
@@ -70,7 +71,6 @@ class Controller:
         self.feeds = Feeds()
         self.agreement = Agreement()  # of all processes on what they run
         self.functions = LoopFunctions(setup.model, totals.number)
-        self.is_recorded = True  # False while loops run that are no training: measurements
         self.planned: PlannedOptions | None = None  # by the last fit that planned
         self.checkpoints: LoopCheckpoints | None = None  # of the running fit
         self.arguments: Mapping[str, Any] = NO_ARGUMENTS  # of the running fit
@@ -160,15 +160,6 @@ class Controller:
             self._thread = before
 
     @contextmanager
-    def in_worker(self) -> Iterator[None]:
-        """Lets a thread use the model for which the thread of the loop waits."""
-        before, self._thread = self._thread, threading.current_thread()
-        try:
-            yield
-        finally:
-            self._thread = before
-
-    @contextmanager
     def running(
         self, mode: Mode | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS
     ) -> Iterator[None]:
@@ -197,43 +188,38 @@ class Controller:
     @contextmanager
     def _recorded(self, mode: Mode | None, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Writes records of the outermost loop, if the strategy has somewhere to put them."""
-        functions, recorders = self.functions, self.totals.recorders
+        recorders = self.totals.recorders
         if self._running:
             yield
             return
         self.loop = next_loop()
-        if mode is None or recorders is None or not self.is_recorded:
+        if mode is None or recorders is None:
             yield
             return
-        functions.recorder = recorders.begin(self.setup, self.loop, mode, arguments)
-        failure: BaseException | None = None
-        try:
+        with self._writing(recorders.begin(self.setup, self.loop, mode, arguments)):
             yield
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            recorder, functions.recorder = functions.recorder, None
-            if recorder is not None:
-                recorder.end(failure)
 
     @contextmanager
     def on_batch(self, mode: Mode) -> Iterator[None]:
         """Surrounds `train_on_batch` and the like, which may come between loops or within one."""
-        functions, recorders = self.functions, self.totals.recorders
-        before = functions.recorder
-        if recorders is None or before is not None:
+        recorders = self.totals.recorders
+        if recorders is None or self.functions.recorder is not None:
             yield
             return
-        functions.recorder = recorder = recorders.on_batch(self.setup, mode)
-        failure: BaseException | None = None
+        with self._writing(recorders.on_batch(self.setup, mode)):
+            yield
+
+    @contextmanager
+    def _writing(self, recorder: LoopRecorder | None) -> Iterator[None]:
+        """Gives the functions a recorder, and ends it, or that of a `Report` which began since."""
+        self.functions.recorder, failure = recorder, None
         try:
             yield
         except BaseException as error:
             failure = error
             raise
         finally:
-            functions.recorder = None
+            recorder, self.functions.recorder = self.functions.recorder, None
             if recorder is not None:
                 recorder.end(failure)
 

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import keras
 
 from millrace._compat.keras_data import EpochIterator, epoch_order, is_array_adapter, spec_of_data
-from millrace._compat.keras_loops import set_epoch_iterators
 from millrace._compat.keras_workers import end_workers
 from millrace.errors import DataError, add_note
 from millrace.feeds.block import Block, batch_spec
@@ -37,7 +36,7 @@ from millrace.fit.merged_updates import merged_arguments
 from millrace.fit.multi_process import agree_on_built, agree_on_order
 from millrace.fit.resident_data import ResidentData
 from millrace.fit.uncompiled import runs_uncompiled
-from millrace.fit.whole_arrays import describe_arrays, is_dense
+from millrace.fit.whole_arrays import describe_arrays
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
@@ -406,10 +405,6 @@ class FeedEpochIterator(EpochIterator):
             stacked_blocks, batches, self._sizes, shape, controller.setup.destination
         )
 
-    def would_reside(self, batch: ArrayTree) -> bool:
-        """Whether the data would stay on the device; `batch` is one of it."""
-        return is_dense(batch) and self._resident.fits(self._reads_all)
-
     @property
     def _reads_all(self) -> bool:
         """Whether the data is read from start to end."""
@@ -454,6 +449,3 @@ def make_epoch_iterator(
     if controller is None or runs_uncompiled(controller.setup):
         return None
     return FeedEpochIterator(controller, Mode(loop), **arguments)
-
-
-set_epoch_iterators(make_epoch_iterator)

@@ -1,22 +1,11 @@
 """The feeds of one model: the bounds of its blocks, and the epoch iterators that are open."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.fit.loop_checkpoints import ResumableEpochs
 from millrace.fit.setup import Setup
 from millrace.plan import BatchSpec, Mode
-
-
-class Closable(Protocol):
-    """An epoch iterator, as the feeds see it."""
-
-    def add_note(self, error: Exception) -> None:
-        """Says in an error that Keras was building the model from the first batch, if it was."""
-
-    def end(self, wait: bool = True) -> None:
-        """Ends its threads; `wait` says whether to wait for the batch that is being made."""
 
 
 class Feeds:
@@ -25,7 +14,7 @@ class Feeds:
     def __init__(self) -> None:
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._fixed: dict[tuple[Mode, bool], set[BatchSpec]] = {}
-        self._iterators: list[Closable] = []  # opened by the running call
+        self._iterators: list[ResumableEpochs] = []  # opened by the running call
         self.training: ResumableEpochs | None = None  # the epochs of the running fit
         self.is_built_ahead = False  # where fit would have drawn a batch to build the model
 
@@ -66,7 +55,7 @@ class Feeds:
         """Keeps the capacity of blocks with compiled executables, however long the data is."""
         self._fixed.setdefault((mode, False), set()).add(spec)
 
-    def opened(self, iterator: Closable) -> None:
+    def opened(self, iterator: ResumableEpochs) -> None:
         """Remembers an epoch iterator, to close it when the running call ends."""
         self._iterators.append(iterator)
 
@@ -76,7 +65,7 @@ class Feeds:
             iterator.add_note(error)
 
     def close(self, wait: bool) -> None:
-        """Ends the iterators of the call that ends; `wait` is as of `Closable.end`."""
+        """Ends the iterators of the call that ends; `wait` is as of `ResumableEpochs.end`."""
         iterators, self._iterators = self._iterators, []
         for iterator in iterators:
             iterator.end(wait=wait)

@@ -22,9 +22,10 @@ class EpochPosition:
 
 
 class ResumableEpochs(Protocol):
-    """The epoch iterator of a fit."""
+    """The epoch iterator of a fit, or of its validation."""
 
     data_adapter: Any
+    drawn: list[int]  # batches of each epoch, or of each validation, of the fit so far
 
     def resume(self, position: EpochPosition) -> None:
         """Lets the epoch that begins go on from a position."""
@@ -47,12 +48,11 @@ class ResumableEpochs(Protocol):
         """Returns what identifies the data, by name."""
         ...
 
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
 
-class ValidationEpochs(Protocol):
-    """The epoch iterator of the validation of a fit."""
-
-    data_adapter: Any
-    drawn: list[int]  # batches of each validation of the fit so far
+    def end(self, wait: bool = True) -> None:
+        """Ends its threads; `wait` says whether to wait for the batch that is being made."""
 
 
 class LoopCheckpoints(Protocol):
@@ -97,7 +97,7 @@ class LoopCheckpoints(Protocol):
         """
         ...
 
-    def begins_validation(self, epochs: "ValidationEpochs") -> None:
+    def begins_validation(self, epochs: ResumableEpochs) -> None:
         """Before an evaluation draws its data: draws again what was drawn before the checkpoint.
 
         Args:

@@ -14,33 +14,17 @@ Nothing here waits for a device or raises an error.
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from millrace.feeds.infeed import Infeed
 from millrace.fit.setup import Setup
 from millrace.plan import Mode
-from millrace.records.statistics import FeedStatistics
-
-
-class RecordedFeed(Protocol):
-    """An infeed, as its recorder sees it."""
-
-    @property
-    def ready(self) -> int:
-        """Blocks that are ready now."""
-        ...
-
-    @property
-    def limit(self) -> int:
-        """Most blocks kept ready."""
-        ...
-
-    def statistics(self) -> FeedStatistics:
-        """Returns the counts, bytes and seconds so far."""
-        ...
 
 
 class LoopRecorder(Protocol):
     """Writes the records of one loop."""
 
     at_end: list[Callable[[], object]]  # called when it ends
+    # Called at the end of an epoch of fit, each with a function that writes its records.
+    at_epoch: list[Callable[[Callable[[], None]], object]]
 
     @property
     def number(self) -> int:
@@ -71,11 +55,11 @@ class LoopRecorder(Protocol):
         """Notes the begin of an epoch of fit, from 1; Keras may begin the first one twice."""
         ...
 
-    def opens(self, feed: RecordedFeed, mode: Mode) -> None:
+    def opens(self, feed: Infeed, mode: Mode) -> None:
         """Looks at an infeed from now on."""
         ...
 
-    def closes(self, feed: RecordedFeed) -> None:
+    def closes(self, feed: Infeed) -> None:
         """Looks at an infeed for the last time."""
         ...
 

@@ -6,7 +6,7 @@ from typing import Any
 from millrace._compat.keras_data import DataAdapter, is_array_adapter
 from millrace.feeds.blocks import ResidentArrays
 from millrace.fit.setup import Setup
-from millrace.fit.whole_arrays import whole_arrays, within
+from millrace.fit.whole_arrays import whole_arrays
 
 
 class ResidentData:
@@ -19,26 +19,17 @@ class ResidentData:
         self._has_looked = False
         self._arrays: ResidentArrays | None = None
 
-    def fits(self, reads_all: bool) -> bool:
-        """Whether the arrays would stay there.
+    def arrays(self, reads_all: bool) -> ResidentArrays | None:
+        """Returns the arrays on the devices; None if they may not stay there.
 
         Args:
             reads_all: whether an epoch reads them from start to end.
         """
-        limit = self._limit(reads_all)
-        return bool(limit) and within(self._arguments, limit)
-
-    def arrays(self, reads_all: bool) -> ResidentArrays | None:
-        """Returns the arrays on the devices; None if they may not stay there."""
         if not self._has_looked:
             self._has_looked = True
-            if limit := self._limit(reads_all):
+            limit = self._setup.options.feed.max_resident_bytes
+            if limit and reads_all and self._may:
                 arrays = whole_arrays(self._arguments, limit)
                 if arrays is not None:
                     self._arrays = ResidentArrays(arrays, self._setup.destination)
         return self._arrays
-
-    def _limit(self, reads_all: bool) -> int:
-        """Returns the most bytes of resident data; 0 if none may be."""
-        may = reads_all and self._may
-        return self._setup.options.feed.max_resident_bytes if may else 0

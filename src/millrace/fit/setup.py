@@ -18,11 +18,11 @@ from millrace.fit.checks import (
     check_micro_batch,
     check_model,
     check_steps,
+    check_steps_per_execution,
     check_synchronized,
     log_replicas,
     shortened_to_stop,
 )
-from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
 from millrace.fit.stages import (
     StageAssignment,

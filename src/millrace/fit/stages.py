@@ -258,9 +258,9 @@ def with_default_schedule(
 ) -> Pipelining:
     """Returns the options with the schedule for stages in several processes, if none was set.
 
-    Between processes on CPUs a transfer of 128 KiB takes about 0.17 ms at each end, and a wake-up,
-    and in 1F1B every micro-batch waits for two of them. One more micro-batch in flight hides them;
-    whoever saves memory, by recomputation or offload, does not get it.
+    Between processes on CPUs a transfer of 128 KiB takes about 0.1 ms, and a wake-up, and in 1F1B
+    every micro-batch waits for two of them. One more micro-batch in flight hides them; whoever
+    saves memory, by recomputation or offload, does not get it.
     """
     spans_processes = any(not group.is_local for group in groups)
     is_chosen = pipelining.schedule is not None or pipelining.batch_serialization > 1

@@ -14,19 +14,9 @@ _DATA = ("x", "y", "sample_weight")
 _ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
 
 
-def within(arguments: Mapping[str, Any], limit: int) -> bool:
-    """Whether the arrays in the arguments of a loop have at most `limit` bytes."""
-    return _within([arguments.get(name) for name in _DATA], limit)
-
-
 def _within(data: object, limit: int) -> bool:
     sizes = [getattr(leaf, "nbytes", None) for leaf in jax.tree.leaves(data)]
     return None not in sizes and sum(map(int, sizes)) <= limit  # type: ignore[arg-type]
-
-
-def is_dense(batch: object) -> bool:
-    """Whether all leaves are arrays of NumPy or JAX."""
-    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch))
 
 
 def whole_arrays(arguments: Mapping[str, Any], limit: int) -> ArrayTree:
@@ -40,7 +30,8 @@ def whole_arrays(arguments: Mapping[str, Any], limit: int) -> ArrayTree:
         **data, batch_size=len(leaves[0]), class_weight=arguments.get("class_weight")
     )
     arrays = next(iter(adapter.get_jax_iterator()))
-    return arrays if is_dense(arrays) else None
+    is_dense = all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(arrays))
+    return arrays if is_dense else None
 
 
 def describe_arrays(arguments: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
-import numpy as np
 
 from millrace.arguments import checked
 from millrace.checkpoints.directory import CheckpointDirectory
@@ -28,7 +27,7 @@ from millrace.checkpoints.random_state import (
     shared_seeds,
 )
 from millrace.checkpoints.stored import Snapshot, StoredCheckpoint
-from millrace.checkpoints.values import NotPlainError, encode
+from millrace.checkpoints.values import NotPlainError, encode, host_copy
 from millrace.errors import CheckpointError, OptionError
 from millrace.loop_checkpoints.comparison import (
     ADVICE,
@@ -110,7 +109,7 @@ def save_checkpoint(
         for name, value in others[kind].items():
             _refuse_objects(kind, name, value)
     model = {
-        name: [np.array(own_copy(variable.value)) for variable in own]
+        name: [host_copy(own_copy(variable.value)) for variable in own]
         for name, own in parts.variables.items()
     }
     snapshot = Snapshot(step=step, epoch=0, epoch_step=0, kind=LOOP, model=model, others=others)

@@ -1,7 +1,7 @@
 """The replicas' copies of a variable, kept as an attribute of it.
 
     variable.value   [...]      replica 0's
-    its copies    [R, ...]      as the last program left them: on one device, or a part on each
+    its copies    [R, ...]      as the last program left them, a part on each device
 
 Copies are valid as long as the variable holds the very array that was stored with them. Any later
 assignment, such as loading a checkpoint, gives all replicas the new value.
@@ -31,26 +31,11 @@ class _ReplicaCopies(NamedTuple):
     is_whole: bool = False  # whether it does
 
 
-def copies_of(variables: Sequence[keras.Variable], count: int) -> list[jax.Array]:
-    """Returns the values of variables for all replicas, `[R, ...]`, on one device.
+def copies_of(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[jax.Array]:
+    """Returns the values of variables, `[R, ...]`, the part of each replica on its device.
 
     A random seed without copies becomes a different seed on each replica.
     """
-    values = [_valid_copies(variable, count) for variable in variables]
-    missing = [k for k, copies in enumerate(values) if copies is None]
-    if missing:
-        new = _spread(
-            [value_of(variables[k]) for k in missing],
-            tuple(_is_seed(variables[k]) for k in missing),
-            count,
-        )
-        for k, copies in zip(missing, new, strict=True):
-            values[k] = copies
-    return [_on_one_device(value) for value in values]  # type: ignore[arg-type] - none is missing
-
-
-def copies_on(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[jax.Array]:
-    """Returns the values of variables, `[R, ...]`, the part of each replica on its device."""
     layout = group.split(0)
     return [
         _spread_on(variable, group) if copies is None else put_on(copies, layout)
@@ -58,23 +43,11 @@ def copies_on(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[j
     ]
 
 
-def values_to_read(variables: Sequence[keras.Variable], count: int) -> list[jax.Array]:
-    """Returns values of variables that a program only reads, with copies `[R, ...]` if they have.
+def values_to_read(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[jax.Array]:
+    """Returns values of variables that a program only reads, on the devices of the replicas.
 
-    Variables without copies have one value for all replicas.
-    """
-    return [
-        value_of(variable)
-        if (copies := _valid_copies(variable, count)) is None
-        else _on_one_device(copies)
-        for variable in variables
-    ]
-
-
-def values_to_read_on(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[jax.Array]:
-    """Returns values as `values_to_read` does, on the devices of the replicas.
-
-    A value that serves all replicas is kept there until the variable changes.
+    They are copies `[R, ...]` if the variable has them. Otherwise one value serves all replicas,
+    and is kept there until the variable changes.
     """
     values = []
     for variable in variables:
@@ -91,28 +64,12 @@ def values_to_read_on(variables: Sequence[keras.Variable], group: DeviceGroup) -
     return values
 
 
-def replica_axes(
-    variables: Sequence[keras.Variable], values: Sequence[jax.Array]
-) -> list[int | None]:
-    """Returns 0 for each value of `values_to_read` that has an axis of replicas, else None."""
-    return [
-        0 if np.ndim(value) > len(variable.shape) else None
-        for variable, value in zip(variables, values, strict=True)
-    ]
-
-
-def put_copies(variables: Sequence[keras.Variable], stacked: Sequence[jax.Array]) -> None:
-    """Assigns the values of replica 0 to variables, and keeps those of all replicas."""
-    put(variables, _first(list(stacked)))
-    _keep(variables, stacked)
-
-
-def put_copies_of(
+def put_copies(
     variables: Sequence[keras.Variable],
     stacked: Sequence[jax.Array],
     first: Sequence[jax.Array] | None,
 ) -> None:
-    """Does the same for values on the devices of the replicas.
+    """Assigns the values of replica 0 to variables, and keeps those of all replicas.
 
     Args:
         variables: to be assigned.
@@ -165,23 +122,11 @@ def _is_seed(variable: keras.Variable) -> bool:
     return variable.name == _SEED and variable.dtype == "uint32"
 
 
-def _spread_traced(
-    values: list[jax.Array], are_seeds: tuple[bool, ...], count: int
-) -> list[jax.Array]:
-    index = jnp.arange(count, dtype=jnp.uint32)[:, None]
-    # Keras counts draws in the last number of a seed, so the first one is free.
-    return [
-        value + index * jnp.asarray([_SPREAD, 0], jnp.uint32)
-        if is_seed
-        else jnp.broadcast_to(value, (count, *value.shape))
-        for value, is_seed in zip(values, are_seeds, strict=True)
-    ]
-
-
 def _spread_on(variable: keras.Variable, group: DeviceGroup) -> jax.Array:
     """Returns a value's copies without holding all of them on one device."""
     value, local = value_of(variable), group.local
     if _is_seed(variable):
+        # Keras counts draws in the last number of a seed, so the first one is free.
         indices = np.arange(group.replicas, dtype=np.uint32)[:, None]
         seeds = np.asarray(value) + indices * np.asarray([_SPREAD, 0], np.uint32)
         values = [seeds[index] for index in local]
@@ -193,15 +138,6 @@ def _spread_on(variable: keras.Variable, group: DeviceGroup) -> jax.Array:
     ]
     shape = (group.replicas, *variable.shape)
     return jax.make_array_from_single_device_arrays(shape, group.split(0), parts)
-
-
-def _on_one_device(value: jax.Array) -> jax.Array:
-    if len(value.sharding.device_set) == 1:
-        return value
-    return jnp.asarray(np.asarray(value))
-
-
-_spread = jax.jit(_spread_traced, static_argnums=(1, 2))
 
 
 @jax.jit

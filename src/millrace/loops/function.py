@@ -56,8 +56,7 @@ def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "Compi
     own copies of the variables. Keeping them equal is up to the function: by an optimizer that
     averages gradients, say. Element j of an infeed goes to replica `j % replicas`, elements of
     outfeeds have an axis `[replicas]`, and the variables and results are those of replica 0. Each
-    replica runs on a device of its own, in one process or several; where there are fewer devices,
-    all of them are a batch on one.
+    replica runs on a device of its own, in one process or several.
 
     A function with a pipeline over several devices cannot be compiled as one program. It is called
     without compilation, and the host drives the pipeline.
@@ -163,7 +162,7 @@ class CompiledFunction:
             return None
         if self._replicas is None:
             return current_launch()
-        return ReplicaLaunch(self._replicas, devices_for(self._replicas))
+        return None if self._replicas == 1 else ReplicaLaunch(devices_for(self._replicas))
 
 
 def _traced(

@@ -29,15 +29,19 @@ from millrace.loops.scope import (
     look_at,
     refuse_driven_loop,
 )
-from millrace.precompile import compile_only
 from millrace.pytrees import Array, ArrayTree
 from millrace.steps.program import FunctionSource
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped, collecting
 from millrace.threads.made_once import MadeOnce
+from millrace.threads.scoped_value import ScopedValue
 
 # Values of variables that a program assigns, and of others that it reads; the user's arrays.
 _LoopArguments = tuple[list[jax.Array], list[jax.Array], list[Array]]
+
+# Whether the functions that this thread calls are compiled and not run: they return zeros, and
+# leave variables as they are.
+compiles_only = ScopedValue(False)
 
 
 class LoopProgram:
@@ -100,8 +104,7 @@ class LoopProgram:
             arguments = self._arguments(arrays)
             _ = self._cut(arguments) if compiled is None else compiled.prepare(*arguments)
             self._is_prepared = True
-        if compile_only.is_on_for_functions():
-            compile_only.check_cache()
+        if compiles_only.get():
             return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), touched.result)
         if compiled is not None and not touched.tapped and not touched.changed:
             return self._finished(compiled(*self._arguments(arrays)))

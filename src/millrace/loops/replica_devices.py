@@ -3,27 +3,26 @@
 processes   devices            replicas=4 of a function
 1           0 1 2 3 4 5        0 1 2 3
 2           0 1 2 | 3 4 5      0 1 | 3 4
-3           0 | 1 | 2          a batch on one device, in each process
+3           0 | 1 | 2          an error
 """
 
 import functools
-import logging
 
 import jax
 
+from millrace.errors import DeviceError
 from millrace.strategy.strategy import strategy_in_scope
-
-logger = logging.getLogger("millrace")
 
 
 def devices_for(replicas: int) -> tuple[jax.Device, ...]:
     """Returns a device for each replica: of the strategy in whose scope or `run` the call is.
 
     Without a strategy these are the devices of JAX's default platform. Each process takes part
-    with the same number. Where there are too few devices, the result is empty.
+    with the same number.
+
+    Raises:
+        DeviceError: where there are too few devices.
     """
-    if replicas == 1:
-        return ()
     strategy = strategy_in_scope()
     present = _of_default_platform() if strategy is None else strategy.devices
     return _shared_out(replicas, present)
@@ -34,17 +33,22 @@ def _shared_out(replicas: int, present: tuple[jax.Device, ...]) -> tuple[jax.Dev
     of_process: dict[int, list[jax.Device]] = {}
     for device in present:
         of_process.setdefault(device.process_index, []).append(device)
-    share, rest = divmod(replicas, len(of_process))
-    if not rest and share <= min(map(len, of_process.values())):
+    processes, least = len(of_process), min(map(len, of_process.values()))
+    share, rest = divmod(replicas, processes)
+    if not rest and share <= least:
         return tuple(device for devices in of_process.values() for device in devices[:share])
-    logger.info(
-        "%d replicas of a function run as a batch on one device: there are %d devices in %d "
-        "processes, and each process needs devices for the same number of replicas.",
-        replicas,
-        len(present),
-        len(of_process),
+    each = f" in {processes} processes, which all run the same number" if processes > 1 else ""
+    virtual = -(-replicas // processes)
+    how = (
+        f"`millrace launch --devices-per-process {virtual}`"
+        if processes > 1
+        else f'millrace.Strategy("cpu:{virtual}") above everything that makes a model or an array, '
+        "with the call in its scope or run"
     )
-    return ()
+    raise DeviceError(
+        f"{replicas} replicas of a function take a device each, and there are {len(present)} "
+        f"devices{each}. Set replicas={processes * least}, or use virtual devices of a CPU: {how}."
+    )
 
 
 def _of_default_platform() -> tuple[jax.Device, ...]:

@@ -1,11 +1,10 @@
 """How the replicas of a program run: its arguments, its trace, and where its new values go.
 
-    one replica           values [...]                   the function itself
-    batch of replicas     values [R, ...]                one device, `jax.vmap`
-    on devices            values [R, ...] in R parts     a device each, `jax.shard_map`
+    one replica     values [...]                   the function itself
+    several         values [R, ...] in R parts     a device each, `jax.shard_map`
 
-The results are the same: those of the function, of replica 0, and taps `[R, ...]`. A value is
-either split, with one part for each replica, or whole: all replicas have the same.
+The results are those of the function, of replica 0, and taps `[R, ...]`. A value is either split,
+with one part for each replica, or whole: all replicas have the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +19,9 @@ from jax import lax
 
 from millrace._compat.jaxpr import Graph, trace
 from millrace.devices import PARTS, REPLICA, WHOLE, DeviceGroup, put_on, put_parts
-from millrace.loops.copies import (
-    copies_of,
-    copies_on,
-    put_copies,
-    put_copies_of,
-    replica_axes,
-    values_to_read,
-    values_to_read_on,
-)
+from millrace.loops.copies import copies_of, put_copies, values_to_read
 from millrace.loops.replica_sums import of_all, of_first
-from millrace.loops.replication import ReplicaLaunch, as_replicas, in_trace, looking, on_devices
+from millrace.loops.replication import ReplicaLaunch, in_trace, looking, on_devices
 from millrace.loops.scope import put, value_of
 from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.taps.taps import Tapped
@@ -56,17 +47,16 @@ class ReplicaForm:
     # Whether each of the results of a program is split.
     results = ProgramResults(AS_WHOLE, IN_PARTS, IN_PARTS, AS_WHOLE)  # type: ignore[arg-type]
 
-    def __init__(self, count: int = 1, group: DeviceGroup | None = None):
-        """Sets the number of replicas.
+    def __init__(self, group: DeviceGroup | None = None):
+        """Sets the replicas.
 
         Args:
-            count: number of replicas.
-            group: a device for each; None for the default device.
+            group: a device for each; None for one on the default device.
         """
-        self.count, self._group = count, group
+        self.count = 1 if group is None else group.replicas
         self.devices = None if group is None else group.devices  # of the program
         # Replicas of this process.
-        self.local: Sequence[int] = range(count) if group is None else group.local
+        self.local: Sequence[int] = (0,) if group is None else group.local
         self._sharding: jax.sharding.Sharding | None = None  # where values are bound to a device
         self._copying: dict[tuple[bool, ...], Callable[..., list[jax.Array]]] = {}
 
@@ -77,14 +67,11 @@ class ReplicaForm:
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes; it may be in another trace."""
-        return nullcontext() if self.count == 1 else looking(self.count, self._group)
+        return nullcontext()
 
     def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
         """Traces the function of one replica; returns its graph and the specs of its results."""
-        if self.count == 1:
-            return trace(function, *specs)
-        axes = [(REPLICA, self.count)]
-        return trace(in_trace(function, self.count, self._group), *specs, axes=axes)
+        return trace(function, *specs)
 
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
@@ -100,8 +87,7 @@ class ReplicaForm:
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, given that of one replica's value."""
-        shape = (self.count, *spec.shape) if is_split and self.count > 1 else spec.shape
-        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=self._sharding)
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding)
 
     def take_device_of(self, values: Sequence[Array]) -> None:
         """Takes the device to which values are bound for that of all programs."""
@@ -118,7 +104,8 @@ class ReplicaForm:
 
     def are_split(self, fixed: Variables, values: Sequence[jax.Array]) -> list[bool]:
         """Returns for each variable that a program only reads whether its value is split."""
-        return [axis is not None for axis in replica_axes(fixed, values)]
+        pairs = zip(fixed, values, strict=True)
+        return [np.ndim(value) > len(variable.shape) for variable, value in pairs]
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns whole values where the program takes them."""
@@ -155,45 +142,22 @@ class ReplicaForm:
         return result
 
 
-class BatchOfReplicas(ReplicaForm):
-    """All replicas on one device, where there are not enough devices for them."""
-
-    def mapped(
-        self, function: Callable[..., Any], arguments: Any, results: Any
-    ) -> Callable[..., Any]:
-        """Makes a function of a batch."""
-        axes = jax.tree.map(lambda is_split: 0 if is_split else None, tuple(arguments))
-        batch = as_replicas(function, self.count, axes)
-
-        def run(*arguments: ArrayTree) -> ArrayTree:
-            return jax.tree.map(_part_of, results, batch(*arguments))
-
-        def _part_of(is_split: bool, tree: ArrayTree) -> ArrayTree:
-            return tree if is_split else jax.tree.map(lambda leaf: leaf[0], tree)
-
-        return run
-
-    def values(
-        self, changed: Variables, fixed: Variables
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Returns the values of variables: `[R, ...]`, and those that all replicas share."""
-        return copies_of(changed, self.count), values_to_read(fixed, self.count)
-
-    def assign(
-        self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
-    ) -> None:
-        """Assigns variables the values of replica 0, and keeps those of all."""
-        put_copies(changed, new)
-
-
 class ReplicasOnDevices(ReplicaForm):
     """Each replica on a device of its own, of this process or of several."""
 
     def __init__(self, group: DeviceGroup):
-        super().__init__(group.replicas, group)
-        self._devices = group
+        super().__init__(group)
+        self._group = group
         if not group.is_local:  # each process has the taps of all
             self.results = self.results._replace(tapped=AS_WHOLE)
+
+    def looking(self) -> AbstractContextManager[Any]:
+        """Surrounds traces that only look for variables and shapes; it may be in another trace."""
+        return looking(self._group)
+
+    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
+        """Traces the function of one replica; returns its graph and the specs of its results."""
+        return trace(in_trace(function, self._group), *specs, axes=[(REPLICA, self.count)])
 
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
@@ -211,27 +175,28 @@ class ReplicasOnDevices(ReplicaForm):
 
         arguments = tuple(arguments)
         specs = jax.tree.map(_mesh_spec, (arguments, results))
-        return on_devices(one, self._devices, *specs)
+        return on_devices(one, self._group, *specs)
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, with their devices."""
-        whole = super().spec(spec, is_split)
-        sharding = self._devices.split(0) if is_split else self._devices.whole
-        return jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding)
+        shape, layout = (self.count, *spec.shape), self._group.split(0)
+        if not is_split:
+            shape, layout = spec.shape, self._group.whole
+        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=layout)
 
     def values(
         self, changed: Variables, fixed: Variables
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the values of variables: in parts, or whole on each device."""
-        return copies_on(changed, self._devices), values_to_read_on(fixed, self._devices)
+        return copies_of(changed, self._group), values_to_read(fixed, self._group)
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns whole values on each device."""
-        return [put_on(array, self._devices.whole) for array in arrays]
+        return [put_on(array, self._group.whole) for array in arrays]
 
     def parts(self, tree: ArrayTree) -> ArrayTree:
         """Returns values for the replicas of this process, `[local, ...]`, on their devices."""
-        return jax.tree.map(lambda leaf: put_parts(leaf, self._devices, 0), tree)
+        return jax.tree.map(lambda leaf: put_parts(leaf, self._group, 0), tree)
 
     def ending(self, results: ProgramResults) -> ProgramResults:
         """Sends the results of replica 0, and the taps of all, to the other processes."""
@@ -251,7 +216,7 @@ class ReplicasOnDevices(ReplicaForm):
         """Assigns variables the values of replica 0, and keeps those of all."""
         if first is None and not self.is_local:
             first = jax.jit(self.mapped(of_first, [IN_PARTS], AS_WHOLE))(new)
-        put_copies_of(changed, new, first)
+        put_copies(changed, new, first)
 
     def result(self, result: Any) -> Any:
         """Returns the result of replica 0, on the first device of this process."""
@@ -260,10 +225,8 @@ class ReplicasOnDevices(ReplicaForm):
 
 def form_of(launch: ReplicaLaunch | None) -> ReplicaForm:
     """Returns the way in which replicas run on the devices of a launch; None for one replica."""
-    if launch is None or launch.replicas == 1:
-        return ReplicaForm()
-    group = launch.group
-    return BatchOfReplicas(launch.replicas) if group is None else ReplicasOnDevices(group)
+    group = None if launch is None else launch.group
+    return ReplicaForm() if group is None else ReplicasOnDevices(group)
 
 
 def _mesh_spec(is_split: bool) -> jax.sharding.PartitionSpec:

@@ -1,12 +1,11 @@
-"""Exchange of values between replicas that run on devices of their own, in a fixed order.
+"""Exchange of values between replicas, in a fixed order.
 
     sums of two         x0 + x1 on replica 0, x1 + x0 on replica 1: the same in every bit
     sums of more        everyone's values on each replica, added up in the order of the replicas
     of accelerators     an all-reduce: the library of the devices chooses the order
 
-So on CPUs the sums are those of replicas that run as one batch, in one process or several. Arrays
-of one dtype are exchanged together, since over a network the time of an exchange hardly depends on
-its size.
+So on CPUs the sums have the same bits in one process and in several. Arrays of one dtype are
+exchanged together, since over a network the time of an exchange hardly depends on its size.
 """
 
 import math
@@ -38,18 +37,6 @@ def totals(values: Sequence[jax.Array], group: DeviceGroup, size: int) -> list[j
     return _by_dtype(values, lambda packed: _total(packed, group.replicas, size))
 
 
-def total_of_group(everyone: jax.Array, index: Any, size: int) -> jax.Array:
-    """Returns the sum over one group of replicas.
-
-    Args:
-        everyone: the values of all replicas, `[replicas, ...]`.
-        index: of the group.
-        size: number of replicas in a group.
-    """
-    groups = everyone.reshape(-1, size, *everyone.shape[1:]).sum(1, dtype=everyone.dtype)
-    return lax.dynamic_index_in_dim(groups, index, keepdims=False)
-
-
 def of_first(tree: Any) -> Any:
     """Returns the values of replica 0, in every bit, on all of them."""
     is_first = lax.axis_index(REPLICA) == 0
@@ -65,14 +52,9 @@ def of_first(tree: Any) -> Any:
     return jax.tree.unflatten(structure, [_from_numbers(bits, leaf) for bits, leaf in pairs])
 
 
-def of_all(tree: Any, axis: int = 0) -> Any:
-    """Returns the values of all replicas on each of them, `[replicas, ...]`.
-
-    Args:
-        tree: values of this replica.
-        axis: of the replicas in the result.
-    """
-    return jax.tree.map(lambda leaf: lax.all_gather(leaf, REPLICA, axis=axis), tree)
+def of_all(tree: Any) -> Any:
+    """Returns the values of all replicas on each of them, `[replicas, ...]`."""
+    return jax.tree.map(lambda leaf: lax.all_gather(leaf, REPLICA), tree)
 
 
 def _total(value: jax.Array, replicas: int, size: int) -> jax.Array:
@@ -82,7 +64,8 @@ def _total(value: jax.Array, replicas: int, size: int) -> jax.Array:
     everyone = lax.all_gather(value, REPLICA)
     if size == replicas:
         return lax.reduce_sum(everyone, axes=(0,))
-    return total_of_group(everyone, lax.axis_index(REPLICA) // size, size)
+    groups = everyone.reshape(-1, size, *value.shape).sum(1, dtype=value.dtype)
+    return lax.dynamic_index_in_dim(groups, lax.axis_index(REPLICA) // size, keepdims=False)
 
 
 def _by_dtype(

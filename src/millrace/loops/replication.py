@@ -1,22 +1,20 @@
 """Replicas of a function: the index of the current one, their number, and sums over them.
 
     launching(devices)            functions compiled inside run as a replica on each device
-    as_replicas(function, R)      replica 0 | replica 1 | ... | replica R - 1      a batch
-    on_devices(function, group)   the same, each on a device of the group
+    on_devices(function, group)   replica 0 | replica 1 | ... | replica R - 1
     replication_index()           index of the current replica, 0 .. replicas() - 1
     in_replica(index, count)      sets it, for replicas that are run in another way
     cross_replica_sum(x, 2)       groups of neighbours: 0 + 1 | 2 + 3 | ...
 
-A batch runs on one device: `jax.vmap` turns collective operations into reductions of an axis. On
-devices of their own, `jax.shard_map` exchanges the values, and they are added up in the same order
-(`replica_sums.py`).
+Each replica runs on a device of its own: `jax.shard_map` exchanges the values, which are added up
+in the order of the replicas (`replica_sums.py`).
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +23,13 @@ from jax import lax
 
 from millrace.devices import REPLICA, DeviceGroup
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.loops.replica_sums import total_of_group, totals
+from millrace.loops.replica_sums import totals
 from millrace.options import whole_number
 from millrace.threads.scoped_value import ScopedValue
 
 ReducedTree = TypeVar("ReducedTree")
 ReplicaResults = TypeVar("ReplicaResults")
 ReplicaIndex = int | np.integer | jax.Array
-Total = Callable[[jax.Array, int], jax.Array]  # adds a value over groups of replicas
-# Of `jax.vmap`: where values have an axis of replicas.
-Axes: TypeAlias = "int | Sequence[Axes] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +38,26 @@ class _Replica:
 
     count: int
     index: ReplicaIndex | None = None  # None where shapes alone matter
-    is_of_batch: bool = False
-    total: Total | None = None
-    group: DeviceGroup | None = None  # of devices of their own, also where shapes alone matter
+    group: DeviceGroup | None = None  # of their devices, also where shapes alone matter
 
     @property
     def has_axis(self) -> bool:
         """Whether the trace has an axis of replicas, over which JAX's collectives work."""
-        return self.is_of_batch or (self.group is not None and self.index is not None)
+        return self.group is not None and self.index is not None
 
 
 @dataclass(slots=True)
 class ReplicaLaunch:
     """The devices for the replicas of a function, each of which takes `shards` of them."""
 
-    devices: int
-    present: tuple[jax.Device, ...] = ()  # those that there are; fewer make a batch of replicas
+    present: tuple[jax.Device, ...]
     shards: int = 1  # grows with the shards that the function uses in its first trace
     adds_gradients: bool = False  # whether optimizers apply the sum of the replicas' gradients
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return len(self.present)
 
     @property
     def replicas(self) -> int:
@@ -79,15 +76,13 @@ class ReplicaLaunch:
 
     @property
     def group(self) -> DeviceGroup | None:
-        """The first device of each replica; None for one replica, or too few devices."""
-        if self.replicas == 1 or len(self.present) < self.devices:
-            return None
-        return DeviceGroup(self.present[: self.devices : self.shards])
+        """The first device of each replica; None for one replica."""
+        return None if self.replicas == 1 else DeviceGroup(self.present[:: self.shards])
 
     @property
-    def key(self) -> tuple[int, tuple[jax.Device, ...], bool]:
+    def key(self) -> tuple[tuple[jax.Device, ...], bool]:
         """The devices and the rule for gradients, as part of the key of a program."""
-        return self.devices, self.present, self.adds_gradients
+        return self.present, self.adds_gradients
 
 
 _replica = ScopedValue(_Replica(1))
@@ -96,16 +91,15 @@ _launch = ScopedValue[ReplicaLaunch | None](None)
 
 
 def launching(
-    devices: int | Sequence[jax.Device], adds_gradients: bool = False
+    devices: Sequence[jax.Device], adds_gradients: bool = False
 ) -> AbstractContextManager[ReplicaLaunch | None]:
     """Runs the functions that are compiled inside as replicas on these devices.
 
     Args:
-        devices: the devices; their number alone runs all replicas as a batch on one device.
+        devices: the devices.
         adds_gradients: whether optimizers apply the sum of the replicas' gradients.
     """
-    number, present = (devices, ()) if isinstance(devices, int) else (len(devices), tuple(devices))
-    return _launch.bound_to(ReplicaLaunch(number, present, adds_gradients=adds_gradients))
+    return _launch.bound_to(ReplicaLaunch(tuple(devices), adds_gradients=adds_gradients))
 
 
 def current_launch() -> ReplicaLaunch | None:
@@ -113,56 +107,37 @@ def current_launch() -> ReplicaLaunch | None:
     return _launch.get()
 
 
-def in_replica(
-    index: ReplicaIndex | None, count: int, total: Total | None = None
-) -> AbstractContextManager[Any]:
+def in_replica(index: ReplicaIndex | None, count: int) -> AbstractContextManager[Any]:
     """Sets the replica that is traced or run inside.
 
     Args:
         index: of the replica, possibly traced; None if the shapes alone matter.
         count: number of replicas.
-        total: adds a value over groups of neighbouring replicas, given the size of a group, for
-            replicas that are not one batch of a trace.
     """
-    return _replica.bound_to(_Replica(count, index, total=total))
+    return _replica.bound_to(_Replica(count, index))
 
 
 def in_trace(
-    function: Callable[..., ReplicaResults], count: int, group: DeviceGroup | None
+    function: Callable[..., ReplicaResults], group: DeviceGroup
 ) -> Callable[..., ReplicaResults]:
     """Makes a function know its replica when it is traced under the axis `REPLICA`.
 
     Args:
         function: of one replica.
-        count: number of replicas.
-        group: a device for each replica; None for a batch.
+        group: a device for each replica.
     """
 
     def one(*args: Any) -> ReplicaResults:
         index = lax.axis_index(REPLICA).astype(jnp.int32)
-        with _replica.bound_to(_Replica(count, index, is_of_batch=group is None, group=group)):
+        with _replica.bound_to(_Replica(group.replicas, index, group)):
             return function(*args)
 
     return one
 
 
-def as_replicas(
-    function: Callable[..., ReplicaResults], count: int, in_axes: Axes = 0
-) -> Callable[..., ReplicaResults]:
-    """Makes a function of the values of all replicas out of a function of one replica's values.
-
-    Args:
-        function: of one replica.
-        count: number of replicas.
-        in_axes: axes of replicas in the arguments, as for `jax.vmap`.
-    """
-    one = in_trace(function, count, None)
-    return jax.vmap(one, in_axes, axis_name=REPLICA, axis_size=count)
-
-
-def looking(count: int, group: DeviceGroup | None) -> AbstractContextManager[Any]:
-    """Sets the number of replicas for a trace in which the shapes of one replica alone matter."""
-    return _replica.bound_to(_Replica(count, group=group))
+def looking(group: DeviceGroup) -> AbstractContextManager[Any]:
+    """Sets the replicas for a trace in which the shapes of one replica alone matter."""
+    return _replica.bound_to(_Replica(group.replicas, group=group))
 
 
 def on_devices(
@@ -176,7 +151,7 @@ def on_devices(
         in_specs: `PARTS` or `WHOLE` for each argument, as for `jax.shard_map`.
         out_specs: of the results.
     """
-    one = in_trace(function, group.replicas, group)
+    one = in_trace(function, group)
     # Replicas may hold different values in what counts as equal: see `check_vma` of JAX.
     return jax.shard_map(
         one, mesh=group.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
@@ -184,12 +159,12 @@ def on_devices(
 
 
 def watching_exchanges() -> AbstractContextManager[list[int] | None]:
-    """Lists the exchanges of replicas on devices of their own that are traced inside."""
+    """Lists the exchanges of replicas that are traced inside."""
     return _exchanges.bound_to([])
 
 
 def current_group() -> DeviceGroup | None:
-    """Returns the devices of the replicas that are traced; None where they are a batch."""
+    """Returns the devices of the replicas that are traced; None for one replica."""
     return _replica.get().group
 
 
@@ -273,32 +248,13 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 def _totals(values: list[jax.Array], size: int) -> list[jax.Array]:
     replica = _replica.get()
-    if size == 1 or replica.count == 1:
+    if size == 1 or replica.count == 1 or replica.index is None:
         return values
-    if replica.group is not None and replica.index is not None:
-        if (exchanges := _exchanges.get()) is not None:
-            exchanges.append(len(values))
-        return totals(values, replica.group, size)
-    return [_total(value, size, replica) for value in values]
-
-
-def _total(value: jax.Array, size: int, replica: _Replica) -> jax.Array:
-    if replica.total is not None:
-        return replica.total(value, size)
-    if replica.index is None:
-        return value
-    if not replica.is_of_batch:
+    if replica.group is None:
         raise UnsupportedError(
             "A stage of a pipeline cannot exchange values with the stages of other replicas. "
             "Average the gradients in the optimizer, after the pipeline has added them up."
         )
-    # Two things keep the bits of replicas on devices: the barrier, since XLA would merge this sum
-    # with the one that made the value, such as a matrix product; and that each replica has its
-    # own result, since a common one would be computed with apart from the values of replicas.
-    value = lax.optimization_barrier(value)
-    if size == replica.count:
-        total = lax.psum(value, REPLICA)
-        everyones = jnp.broadcast_to(total, (size, *value.shape))
-        return lax.dynamic_index_in_dim(everyones, jnp.asarray(replica.index), keepdims=False)
-    everyone = lax.all_gather(value, REPLICA)
-    return total_of_group(everyone, replica.index // size, size)
+    if (exchanges := _exchanges.get()) is not None:
+        exchanges.append(len(values))
+    return totals(values, replica.group, size)

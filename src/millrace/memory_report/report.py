@@ -9,18 +9,17 @@ import keras
 from millrace._compat.keras_build import build_for
 from millrace.compiled_loop.budget import OverBudgetError
 from millrace.compiling.progress import search
-from millrace.errors import NotCompiledError, OptionError, OutOfMemoryError
+from millrace.errors import DataError, NotCompiledError, OptionError, OutOfMemoryError
 from millrace.feeds.block import batch_spec as spec_of
 from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
-from millrace.fit.loop_arguments import check_targets
 from millrace.fit.loop_functions import KeptFunction
 from millrace.memory_report.changes import cheapest_changes
 from millrace.memory_report.needs import Needs, measure, with_limits
 from millrace.memory_report.refusals import explained_refusal
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import BatchSpec, Mode
-from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
+from millrace.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.precompile.precompile import Batches, batches_of_steps
 from millrace.records.memory_report import MemoryReport
 
@@ -129,6 +128,7 @@ def training_batch(
 
     Raises:
         NotCompiledError: if the model is not compiled.
+        DataError: for a batch without targets, if the loss of the model needs them.
         OptionError: for an invalid batch or `steps_per_epoch`.
         PlanError: if options and stages do not fit together, as in `fit`.
     """
@@ -145,9 +145,22 @@ def training_batch(
         controller.setup.check(Mode.TRAIN)
     if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
         several = "A list is x alone, of several inputs. " if isinstance(batch_spec, list) else ""
-        check_targets(model, caller, f"{several}Set batch_spec to (x[:32], y[:32])")
+        _refuse_no_targets(model, caller, f"{several}Set batch_spec to (x[:32], y[:32])")
     controller.feeds.is_built_ahead |= build_for(model, batch)
     return spec_of(batch)
+
+
+def _refuse_no_targets(model: keras.Model, caller: str, advice: str) -> None:
+    needs = model.loss is not None and not isinstance(model.loss, dict | list | tuple)
+    stock = all(
+        getattr(type(model), name) is getattr(keras.Model, name)
+        for name in ("compute_loss", "train_step")
+    )
+    if needs and stock:
+        raise DataError(
+            f"{caller} was given no targets, and the loss of {model.name!r} needs them. {advice}, "
+            "or compile without a loss if layers add all losses themselves."
+        )
 
 
 def _limit(budget: int | str) -> int:

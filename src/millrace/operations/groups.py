@@ -11,7 +11,7 @@ import keras
 from millrace._compat.jax_executables import module_proto
 from millrace._compat.keras_layers import layer_names
 from millrace.compiling.executable import Executable, compiled_of, renames_of
-from millrace.memory.hlo_proto import Instruction, Module, element_shapes, read_module
+from millrace.memory.hlo_proto import Instruction, Module, read_module
 from millrace.memory.owners import layer_finder
 from millrace.operations.count import CountedOperation, OperationCounter
 from millrace.operations.owners import ROLES, OperationOwners, Owner, ScopeNames
@@ -32,9 +32,6 @@ class ProgramCount:
     groups: tuple[OperationGroup, ...]
     owners: Mapping[str, Owner]  # by the name of the instruction, of those that the program runs
     unknown_loops: int  # whose bodies count once
-    # FLOPs of dots and convolutions, which no version of XLA counts otherwise, by owner and pass.
-    products: Mapping[tuple[str, str], float]
-    results: tuple[str, ...]  # shapes
     runs: int  # of operations, in one call
 
 
@@ -64,32 +61,8 @@ def count_operations(
     groups = _groups(operations, owners)
     found = {each.instruction.name: owners.of(each.instruction) for each in operations}
     found |= _callers(module, owners)
-    products: dict[tuple[str, str], float] = {}
-    for operation in operations:
-        for part, flops in operation.flops:
-            if part.opcode in ("dot", "convolution"):
-                owner = owners.of_part(part, operation.instruction)
-                key = owner.name, owner.kind
-                products[key] = products.get(key, 0.0) + flops * operation.times
-    return ProgramCount(
-        module.name,
-        groups,
-        found,
-        counter.unknown_loops,
-        products,
-        _results(module),
-        sum(each.times for each in operations),
-    )
-
-
-def _results(module: Module) -> tuple[str, ...]:
-    entry = module.computations[module.entry]
-    return tuple(
-        shape
-        for each in entry.instructions
-        if each.number == entry.root
-        for shape in element_shapes(each)
-    )
+    runs = sum(each.times for each in operations)
+    return ProgramCount(module.name, groups, found, counter.unknown_loops, runs)
 
 
 def _callers(module: Module, owners: OperationOwners) -> dict[str, Owner]:

@@ -259,9 +259,9 @@ class Options:
             "asynchronous_callbacks",
             truth,
             arguments={CALLBACKS: "asynchronous"},
-            doc="True calls `on_train_batch_end` and the like once per step, in order, from a "
-            "worker thread. A callback that reads weights then waits for the execution. False ends "
-            "`stop_within`.",
+            doc="True calls `on_train_batch_end` and the like once per step, in order, while later "
+            "steps of the execution run. A callback that reads weights then waits for the "
+            "execution. False ends `stop_within`.",
         ),
     )
     stop_within: int | None = declare(

@@ -22,7 +22,7 @@ import numpy as np
 from millrace._compat.keras_data import BATCH_SIZE
 from millrace._compat.tensorflow_dataset import spec_of_batch
 from millrace.errors import DataError, OptionError
-from millrace.precompile.described_epochs import batch_of_zeros
+from millrace.precompile.described_batch import batch_of_zeros
 
 _CONTAINERS = (np.ndarray, jax.Array, list, tuple, dict, type(None))
 

@@ -19,7 +19,7 @@ from millrace.planning.measured_cut import MeasuredCut
 from millrace.planning.search import PlanSearch
 from millrace.planning.training_plan import TrainingPlan
 from millrace.planning.trials import UpdateTrials
-from millrace.precompile.described_epochs import BatchDescription
+from millrace.precompile.described_batch import BatchDescription
 from millrace.records.memory import bytes_text
 from millrace.records.training_plan import PlanRecord
 

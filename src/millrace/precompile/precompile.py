@@ -20,7 +20,7 @@ from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
 from millrace.options import whole_number
 from millrace.plan import ROLES, BatchSpec, Mode
-from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
+from millrace.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.pytrees import ArrayTree
 from millrace.steps.state import State, Values
 

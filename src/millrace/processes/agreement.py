@@ -69,7 +69,7 @@ class Launched:
     devices: int | None  # virtual CPU devices of each process
     directory: str  # where a process leaves notes for the launcher
     launcher: int  # its pid
-    secret: str = dataclasses.field(default="", repr=False)  # of the run
+    run: str = ""  # by which processes of another run are told apart
 
     def to_environment(self) -> dict[str, str]:
         """Returns the variable to start the process with."""
@@ -137,7 +137,14 @@ def _same(value: jax.Array) -> jax.Array:
     return value
 
 
-_COUNTER = itertools.count()
+@dataclasses.dataclass(slots=True)
+class Exchanges:
+    """How often all processes have exchanged texts: the same number in all of them."""
+
+    count: int = 0
+
+
+SO_FAR = Exchanges()
 _FIRST_SECONDS = 60  # it is there already; a store that does not answer is an error
 _SHOWN = 60  # characters of a value, around the first difference
 _SEEDS = (
@@ -233,7 +240,7 @@ def raise_difference(facts: list[dict[str, str]]) -> None:
 def _exchange(text: str, timeout: float) -> list[dict[str, str]]:
     """Sends this process's text to all, and returns the texts of all, in order, as dicts."""
     store, index, count = compat.key_value_store(), compat.process_index(), compat.process_count()
-    number = next(_COUNTER)
+    number, SO_FAR.count = SO_FAR.count, SO_FAR.count + 1
     prefix = f"millrace/same/{number}"
     if number >= 2:
         # All processes have begun the previous comparison, so all have read the one before it.

@@ -5,25 +5,34 @@ coordinator. The connections stay, as a `ControlChannel`. JAX could wait for the
 if a process is missing, is there twice or expects another number of processes, it aborts in C++
 after a timeout and cannot name the process. And its server shares a port that another run of the
 same user has taken, which mixes the two runs.
+
+    process 0                                  process 1
+                                       <---    hello: its number, the run, how many it expects
+    welcome, when all have come        --->
+    or error
+
+A process of another run is told so. Nothing keeps it, or a stranger, from saying that it belongs to
+this one: JAX's own ports trust the network, too.
 """
 
+import contextlib
 import dataclasses
 import errno
 import ipaddress
+import logging
+import selectors
 import socket
 import time
-from typing import Any
 
 from millrace.errors import ProcessError
 from millrace.processes.agreement import Member
-from millrace.processes.control_channel import Connection, ControlChannel, ProcessMessage
-from millrace.processes.entrance import Entrance, Newcomer, listen, names_loopback
-from millrace.processes.handshake import VARIABLE, Handshake, new_secret
+from millrace.processes.control_channel import Connection, ControlChannel, Welcome
+from millrace.processes.listening import listen
 
+_LOGGER = logging.getLogger("millrace")
+_HELLO_SECONDS = 5.0  # for a new connection to introduce itself
 _PATIENCE_SECONDS = 5.0  # longer than process 0, which gives up first and names the missing ones
 _RETRY_SECONDS = 0.1
-_OTHER = "something other than process 0 answers"
-_ATTEMPTS = 10  # process 0 drops connections while it has too many
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class Rendezvous:
     address: str  # host:port, as in coordinator_address
     index: int
     count: int
-    secret: str = dataclasses.field(default="", repr=False)  # empty for a run without one
+    run: str = ""  # by which processes of another run are told apart; empty: not known
     bind_address: str | None = None  # where process 0 listens, if not at `address`
 
     @property
@@ -46,11 +55,6 @@ class Rendezvous:
         """The port in the address."""
         return _host_and_port(self.address)[1]
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach the address."""
-        return names_loopback(self.host)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meeting:
@@ -59,6 +63,21 @@ class Meeting:
     channel: ControlChannel  # it does not listen yet
     seed: int  # that of process 0
     bind_address: str | None = None  # where all reach process 0; None if not all by one address
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """A process that has introduced itself to process 0."""
+
+    connection: Connection
+    member: Member
+    count: int  # of the processes that it expects
+    run: str
+
+    @property
+    def local_address(self) -> str:
+        """The address of this machine that the process has connected to."""
+        return self.connection.socket.getsockname()[0]
 
 
 def meet(rendezvous: Rendezvous, seed: int, timeout: float, heartbeat_timeout: int) -> Meeting:
@@ -71,7 +90,7 @@ def meet(rendezvous: Rendezvous, seed: int, timeout: float, heartbeat_timeout: i
         heartbeat_timeout: seconds after which a machine that does not answer counts as failed.
 
     Raises:
-        ProcessError: if processes are missing, do not know the secret, or contradict each other.
+        ProcessError: if processes are missing, belong to another run, or contradict each other.
     """
     deadline = time.monotonic() + timeout
     if rendezvous.index == 0:
@@ -90,28 +109,33 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 def _gather(rendezvous: Rendezvous, seed: int, deadline: float, timeout: float) -> Meeting:
     members = {0: Member.this(0)}
-    arrived: list[Newcomer] = []
+    arrived: list[_Newcomer] = []
     servers = _servers(rendezvous)
     listening = [server.getsockname()[0] for server in servers]
-    with Entrance(servers, rendezvous.secret, rendezvous.count) as entrance:
-        try:
-            while len(members) < rendezvous.count:
-                newcomer = entrance.next(deadline)
-                arrived.append(newcomer)
-                _check(rendezvous, members, newcomer.member, newcomer.count)
-                members[newcomer.member.index] = newcomer.member
-        except (TimeoutError, ProcessError) as error:
-            if isinstance(error, TimeoutError):
-                error = _missing(rendezvous, members, timeout, entrance.refused)
-            for newcomer in arrived:
-                newcomer.send(kind="error", text=str(error))
-                newcomer.connection.close()
-            raise error from None
+    try:
+        while len(members) < rendezvous.count:
+            newcomer = _next(servers, deadline)
+            if newcomer.run != rendezvous.run:
+                _refuse(rendezvous, newcomer)
+                continue
+            arrived.append(newcomer)
+            _check(rendezvous, members, newcomer.member, newcomer.count)
+            members[newcomer.member.index] = newcomer.member
+    except (TimeoutError, ProcessError) as error:
+        if isinstance(error, TimeoutError):
+            error = _missing(rendezvous, members, timeout)
+        for newcomer in arrived:
+            newcomer.connection.send(kind="error", text=str(error))
+            newcomer.connection.close()
+        raise error from None
+    finally:
+        for server in servers:
+            server.close()
     # The port is free again here, so that JAX can take it before the others look for it.
     everyone = [members[index] for index in range(rendezvous.count)]
     listed = [dataclasses.astuple(member) for member in everyone]
     for newcomer in arrived:
-        newcomer.send(kind="welcome", members=listed, seed=seed)
+        newcomer.connection.send(kind="welcome", members=listed, seed=seed)
     connections = {newcomer.member.index: newcomer.connection for newcomer in arrived}
     bind = _common_address(rendezvous, listening, arrived)
     return Meeting(ControlChannel(0, everyone, connections), seed, bind)
@@ -132,7 +156,7 @@ def _servers(rendezvous: Rendezvous) -> list[socket.socket]:
 
 
 def _common_address(
-    rendezvous: Rendezvous, listening: list[str], arrived: list[Newcomer]
+    rendezvous: Rendezvous, listening: list[str], arrived: list[_Newcomer]
 ) -> str | None:
     """Returns the address for JAX's coordinator, which listens on one or on all."""
     reached = {newcomer.local_address for newcomer in arrived}
@@ -143,18 +167,54 @@ def _common_address(
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _missing(
-    rendezvous: Rendezvous, members: dict[int, Member], timeout: float, refused: int
-) -> ProcessError:
-    missing = ", ".join(str(index) for index in range(rendezvous.count) if index not in members)
-    strangers = (
-        f" Connections that did not know the secret of the run: {refused}. If they were processes "
-        f"of the run, set {VARIABLE} to the same value in every process."
+def _next(servers: list[socket.socket], deadline: float) -> _Newcomer:
+    """Waits for the next process that connects and introduces itself.
+
+    Raises:
+        TimeoutError: if none has come before `deadline`, on the monotonic clock.
+    """
+    with selectors.DefaultSelector() as selector:
+        for server in servers:
+            server.setblocking(False)
+            selector.register(server, selectors.EVENT_READ, server)
+        while (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left)[:1]:
+                with contextlib.suppress(BlockingIOError, ConnectionError):  # it has gone already
+                    connected = key.data.accept()[0]
+                    if (newcomer := _introduced(Connection(connected))) is not None:
+                        return newcomer
+    raise TimeoutError
+
+
+def _introduced(connection: Connection) -> _Newcomer | None:
+    """Returns the process that has connected; None for anything else, such as a port scanner."""
+    with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError):
+        hello = connection.first(_HELLO_SECONDS)
+        if hello is not None and hello["kind"] == "hello":
+            index, host, pid = hello["member"]
+            member = Member(int(index), str(host), int(pid))
+            return _Newcomer(connection, member, int(hello["count"]), hello["run"])
+    connection.close()
+    return None
+
+
+def _refuse(rendezvous: Rendezvous, newcomer: _Newcomer) -> None:
+    """Tells a process of another run that it is in the wrong place."""
+    _LOGGER.warning("%s belongs to another run, and cannot join this one.", newcomer.member)
+    newcomer.connection.send(
+        kind="error",
+        text=f"{newcomer.member} belongs to another run than process 0 at {rendezvous.address}. "
+        "Set coordinator_address to where process 0 of its own run is.",
     )
+    newcomer.connection.close()
+
+
+def _missing(rendezvous: Rendezvous, members: dict[int, Member], timeout: float) -> ProcessError:
+    missing = ", ".join(str(index) for index in range(rendezvous.count) if index not in members)
     return ProcessError(
         f"Of {rendezvous.count} processes, these did not come to {rendezvous.address} in "
         f"{timeout:g} seconds: {missing}. Check that they were started and can reach this machine, "
-        f"or set a larger initialization_timeout.{strangers * bool(refused)}"
+        "or set a larger initialization_timeout."
     )
 
 
@@ -173,14 +233,15 @@ def _check(rendezvous: Rendezvous, members: dict[int, Member], member: Member, c
 
 
 def _join(rendezvous: Rendezvous, deadline: float, timeout: float) -> Meeting:
-    connection, handshake = _accepted(rendezvous, deadline, timeout)
+    connection = _connect(rendezvous, deadline, timeout)
+    connection.send(
+        kind="hello",
+        member=dataclasses.astuple(Member.this(rendezvous.index)),
+        count=rendezvous.count,
+        run=rendezvous.run,
+    )
     try:
-        sealed = _next_message(rendezvous, connection, deadline, timeout)
-        if sealed is None:
-            raise _not_process_0(rendezvous, "process 0 closed the connection")
-        answer = _opened(rendezvous, handshake, sealed)
-        if answer["kind"] == "error":
-            raise ProcessError(answer["text"])
+        answer = _answer(rendezvous, connection, deadline, timeout)
     except ProcessError:
         connection.close()
         raise
@@ -188,72 +249,26 @@ def _join(rendezvous: Rendezvous, deadline: float, timeout: float) -> Meeting:
     return Meeting(ControlChannel(rendezvous.index, members, {0: connection}), answer["seed"])
 
 
-def _accepted(
-    rendezvous: Rendezvous, deadline: float, timeout: float
-) -> tuple[Connection, Handshake]:
-    """Connects to process 0 until it accepts this process."""
-    for attempt in range(_ATTEMPTS):
-        connection = _connect(rendezvous, deadline, timeout)
-        try:
-            handshake = _introduce(rendezvous, connection, deadline, timeout)
-        except ProcessError:
-            connection.close()
-            raise
-        if handshake is not None:
-            return connection, handshake
-        connection.close()
-        time.sleep(_RETRY_SECONDS * min(2**attempt, 8))
-    raise _not_process_0(rendezvous, f"it closed {_ATTEMPTS} connections")
-
-
-def _introduce(
+def _answer(
     rendezvous: Rendezvous, connection: Connection, deadline: float, timeout: float
-) -> Handshake | None:
-    """Sends the hello of this process; returns None if process 0 has dropped the connection."""
-    challenge = _next_message(rendezvous, connection, deadline, timeout)
-    if challenge is None:
-        return None
-    if challenge["kind"] != "challenge" or not isinstance(challenge.get("challenge"), str):
-        raise _not_process_0(rendezvous, _OTHER)
-    handshake, answer = Handshake(rendezvous.secret, challenge["challenge"]), new_secret()
-    member = dataclasses.astuple(Member.this(rendezvous.index))
-    connection.send(
-        **handshake.seal(kind="hello", member=member, count=rendezvous.count, challenge=answer)
-    )
-    handshake = handshake.with_answer(answer)
-    reply = _next_message(rendezvous, connection, deadline, timeout)
-    if reply is None:
-        return None
-    _opened(rendezvous, handshake, reply)
-    return handshake
-
-
-def _opened(rendezvous: Rendezvous, handshake: Handshake, sealed: ProcessMessage) -> dict[str, Any]:
-    """Returns the message of process 0 that has a right proof."""
-    message = handshake.open(sealed)
-    if message is not None:
-        return message
-    if sealed["kind"] not in ("refused", "sealed"):
-        raise _not_process_0(rendezvous, _OTHER)
-    raise ProcessError(
-        f"Process {rendezvous.index} does not know the secret of the run at {rendezvous.address}: "
-        f"it has {'another one' if rendezvous.secret else 'none'}. Set {VARIABLE} to the same "
-        "value in every process, or coordinator_address to where process 0 of its own run is."
-    )
-
-
-def _next_message(
-    rendezvous: Rendezvous, connection: Connection, deadline: float, timeout: float
-) -> ProcessMessage | None:
+) -> Welcome:
+    """Waits for process 0, which answers when all have come, or when it gives up."""
     try:
-        return connection.first(max(deadline - time.monotonic(), 0) + _PATIENCE_SECONDS)
+        answer = connection.first(max(deadline - time.monotonic(), 0) + _PATIENCE_SECONDS)
     except TimeoutError as error:
         raise ProcessError(
             f"Process 0 at {rendezvous.address} did not answer in {timeout:g} seconds. Look at its "
             "output, or set coordinator_address to where it is."
         ) from error
     except ValueError as error:  # not a message
-        raise _not_process_0(rendezvous, _OTHER) from error
+        raise _not_process_0(rendezvous, "something other than process 0 answers") from error
+    if answer is None:
+        raise _not_process_0(rendezvous, "process 0 closed the connection")
+    if answer["kind"] == "error":
+        raise ProcessError(answer["text"])
+    if answer["kind"] != "welcome":
+        raise _not_process_0(rendezvous, "something other than process 0 answers")
+    return answer
 
 
 def _not_process_0(rendezvous: Rendezvous, reason: str) -> ProcessError:

@@ -39,29 +39,28 @@ class Failure:
         return f"{self.process} failed: {self.text}"
 
 
-class Challenge(TypedDict):
-    """Process 0 asks a connection for a proof that it knows the secret of the run."""
+class Hello(TypedDict):
+    """A process introduces itself to process 0."""
 
-    kind: Literal["challenge"]
-    challenge: str
+    kind: Literal["hello"]
+    member: tuple[int, str, int]  # fields of a `Member`
+    count: int  # number of processes that it expects
+    run: str  # by which processes of another run are told apart
 
 
-class Sealed(TypedDict):
-    """A message with a proof: before the start, every other one (`handshake.py`).
+class Welcome(TypedDict):
+    """Process 0 answers when all processes have connected."""
 
-    hello: the sender introduces itself. accepted: process 0 knows it. welcome: all have connected.
-    error: process 0 gives up.
-    """
+    kind: Literal["welcome"]
+    members: list[tuple[int, str, int]]
+    seed: int
 
-    kind: Literal["sealed"]
+
+class StartFailure(TypedDict):
+    """Process 0 gives up, or the process belongs to another run."""
+
+    kind: Literal["error"]
     text: str
-    proof: str
-
-
-class Refusal(TypedDict):
-    """The hello of a connection has no right proof."""
-
-    kind: Literal["refused"]
 
 
 class FailureReport(TypedDict):
@@ -78,7 +77,7 @@ class Farewell(TypedDict):
     kind: Literal["bye"]
 
 
-ProcessMessage = Challenge | Sealed | Refusal | FailureReport | Farewell
+ProcessMessage = Hello | Welcome | StartFailure | FailureReport | Farewell
 
 
 class Connection:

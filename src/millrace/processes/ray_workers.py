@@ -8,11 +8,11 @@ import importlib
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import ProcessError
-from millrace.processes.handshake import new_secret
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RayWorker:
         return cls(rank, count) if isinstance(rank, int) and isinstance(count, int) else None
 
     def rendezvous(self) -> tuple[str, str]:
-        """Returns an address of worker 0 and a new secret, the same in all; all call this.
+        """Returns an address of worker 0 and a new name of the run; all workers call this.
 
         Raises:
             ProcessError: if this version of Ray Train cannot send them from worker 0.
@@ -53,9 +53,9 @@ class RayWorker:
         own = None
         if self.rank == 0:
             host = _own_host()
-            own = {"address": f"{host}:{_free_port(host)}", "secret": new_secret()}
+            own = {"address": f"{host}:{_free_port(host)}", "run": uuid.uuid4().hex}
         common = collective.broadcast_from_rank_zero(own)
-        return common["address"], common["secret"]
+        return common["address"], common["run"]
 
 
 def _own_host() -> str:

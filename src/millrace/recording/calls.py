@@ -97,3 +97,5 @@ def record_call(
         totals.sinks.take_out(records)
     else:
         writer.at_end.append(has_ended)
+        if run.page is not None:
+            writer.at_epoch.append(run.page.epoch_has_ended)

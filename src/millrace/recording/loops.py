@@ -18,7 +18,7 @@ from typing import Any, ParamSpec
 
 from millrace._compat.keras_loops import first_epoch
 from millrace.compiling.log import CompileLog
-from millrace.fit.recorders import RecordedFeed
+from millrace.feeds.infeed import Infeed
 from millrace.fit.setup import Setup
 from millrace.plan import Mode
 from millrace.recording import pace
@@ -70,6 +70,8 @@ class LoopWriter:
         self.stays_open = stays_open
         # Called when the loop has ended, or one of its calls.
         self.at_end: list[Callable[[], object]] = []
+        # Called at the end of an epoch of fit, each with a function that writes its records.
+        self.at_epoch: list[Callable[[Callable[[], None]], object]] = []
         self._sinks = sinks
         # During a call only: they keep the model alive.
         self._setup: Setup | None = None
@@ -180,14 +182,16 @@ class LoopWriter:
         if self._setup is not None:
             begin = self._arguments.get("initial_epoch") or 0
             self._epoch = first_epoch(self._setup.model, begin) + number
+        for function in self.at_epoch if number > 1 else ():
+            function(lambda: self._sample(now))
 
     @without_errors
-    def opens(self, feed: RecordedFeed, mode: Mode) -> None:
+    def opens(self, feed: Infeed, mode: Mode) -> None:
         """Looks at an infeed from now on."""
         self._feeds.opens(feed, mode)
 
     @without_errors
-    def closes(self, feed: RecordedFeed) -> None:
+    def closes(self, feed: Infeed) -> None:
         """Looks at an infeed for the last time."""
         self._feeds.closes(feed)
 

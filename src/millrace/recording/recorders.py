@@ -72,6 +72,8 @@ class StrategyRecorders:
 
         _inner.loops += 1
         writer.at_end = [has_ended]
+        if self._run is not None and self._run.page is not None:
+            writer.at_epoch = [self._run.page.epoch_has_ended]
         writer.begin_call(setup, arguments, self._totals.compile_log)
         return writer
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import jax
 
@@ -25,6 +24,7 @@ from millrace.explain.key import versions
 from millrace.fit.totals import begin_loops_after
 from millrace.processes.agreement import process_count, process_index, text_of_first
 from millrace.recording.in_use import take
+from millrace.recording.loops import LoopWriter
 from millrace.recording.options import device_names
 from millrace.recording.page import RunPage
 from millrace.records.compilation import CompileRecord
@@ -36,13 +36,6 @@ from millrace.reports.page import write_page
 logger = logging.getLogger("millrace")
 
 VARIABLE = "MILLRACE_REPORT_DIR"
-
-
-class ClosableLoop(Protocol):
-    """The writer of a loop of many calls."""
-
-    def close(self) -> None:
-        """Writes what is left."""
 
 
 class RecordedRun:
@@ -58,7 +51,7 @@ class RecordedRun:
         _check_alone(path)
         self.pid = os.getpid()
         self.page = RunPage(self.directory, write_page) if process_index() == 0 else None
-        self.open_loops: list[ClosableLoop] = []  # closed at the end of the process
+        self.open_loops: list[LoopWriter] = []  # closed at the end of the process
         self.compilations: set[CompileRecord] = set()  # that calls of models have written
         self._process: ProcessRecord | None = None
         begin_loops_after(last_loop(path, process_index()))

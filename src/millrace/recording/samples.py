@@ -8,7 +8,7 @@ begins  begins  begins        begins  begins
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from millrace.fit.recorders import RecordedFeed
+from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
 from millrace.records.compilation import CompileRecord
 from millrace.records.loops import FeedSample, LoopRecord
@@ -36,12 +36,12 @@ class FeedWatch:
         self._work: dict[Mode, FeedStatistics] = {}  # of those that ended
         self._limits: dict[Mode, int] = {}
 
-    def opens(self, feed: RecordedFeed, mode: Mode) -> None:
+    def opens(self, feed: Infeed, mode: Mode) -> None:
         """Looks at an infeed from now on."""
         self._open[id(feed)] = _OpenFeed(feed, mode)
         self._limits[mode] = feed.limit
 
-    def closes(self, feed: RecordedFeed) -> None:
+    def closes(self, feed: Infeed) -> None:
         """Looks at an infeed for the last time."""
         if (closed := self._open.pop(id(feed), None)) is not None:
             self._add(closed)
@@ -88,7 +88,7 @@ class FeedWatch:
 
 @dataclass(slots=True)
 class _OpenFeed:
-    feed: RecordedFeed
+    feed: Infeed
     mode: Mode
     seen: FeedStatistics = field(default_factory=FeedStatistics)
 

@@ -21,7 +21,6 @@ from typing import IO
 from millrace.errors import OptionError
 from millrace.records.codec import encode
 from millrace.records.compilation import CompileRecord
-from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.flight import FlightNote
 from millrace.records.loops import (
     EpochRecord,
@@ -51,7 +50,6 @@ KINDS: dict[str, type] = {
     "tensors": TensorSeries,
     "budgets": BudgetChoice,
     "memory_reports": MemoryReport,
-    "feed_verdicts": FeedVerdict,
     "flights": FlightNote,
 }
 _KIND_OF = {kind: name for name, kind in KINDS.items()}

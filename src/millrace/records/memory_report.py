@@ -1,14 +1,12 @@
 """The memory that training needs on each device, and changes with which it would fit."""
 
 from dataclasses import dataclass
-from html import escape
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from millrace.records.memory import LayerMemory, LiveBuffer, by_layer, bytes_text
-from millrace.records.memory_svg import memory_svg, tensors_table
 from millrace.records.table_text import TableRecord
 
 
@@ -126,25 +124,6 @@ class MemoryReport(TableRecord):
             return f"Fits: needs {peak} of {limit}."
         over = max(d.peak - d.limit for d in self.devices if d.limit is not None)
         return f"Does not fit: needs {peak} of {limit}, {bytes_text(over)} too much."
-
-    def _repr_html_(self) -> str:
-        """Returns a picture for each device, and a table of its largest tensors, for notebooks."""
-        parts = [f"<p><b>{escape(self.model)}</b>: {escape(self.verdict)}</p>"]
-        for device in self.devices:
-            stages = device.stages
-            uses = {
-                "parameters": sum(stage.parameters for stage in stages),
-                "optimizer": sum(stage.optimizer_state for stage in stages),
-                "accumulators": sum(stage.accumulators for stage in stages),
-                "batches": sum(stage.batches for stage in stages),
-                "in flight": sum(stage.in_flight for stage in stages),
-                "temporaries": sum(stage.temporaries for stage in stages),
-                "other": sum(stage.other for stage in stages),
-            }
-            title = f"{_devices(device)}: at the peak, in {device.program}"
-            areas = [(name, (nbytes,)) for name, nbytes in uses.items() if nbytes]
-            parts += [memory_svg(title, areas, 0), tensors_table(device.alive)]
-        return "<div>\n" + "\n".join(parts) + "\n</div>"
 
     def _print(self, console: Console) -> None:
         style = {True: "green", False: "bold red", None: ""}[self.fits]

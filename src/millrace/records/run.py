@@ -14,7 +14,6 @@ from millrace.errors import DataError
 from millrace.records.codec import decode, short_text
 from millrace.records.compilation import CompileRecord
 from millrace.records.directory import COMPILE_LOG, FORMAT, KINDS, VERSION
-from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.flight import FlightNote
 from millrace.records.json_text import parse_json
 from millrace.records.loops import (
@@ -87,7 +86,6 @@ class RunRecords:
     tensors: tuple[TensorSeries, ...] = ()
     budgets: tuple[BudgetChoice, ...] = ()
     memory_reports: tuple[MemoryReport, ...] = ()
-    feed_verdicts: tuple[FeedVerdict, ...] = ()
     flights: tuple[FlightNote, ...] = ()
     damaged: Mapping[str, int] = field(default_factory=dict[str, int])  # lines left out, by file
 
@@ -146,7 +144,6 @@ def load(directory: str | pathlib.Path) -> RunRecords:
         tensors=_of(TensorSeries, read["tensors"]),
         budgets=_of(BudgetChoice, read["budgets"]),
         memory_reports=_of(MemoryReport, read["memory_reports"]),
-        feed_verdicts=_of(FeedVerdict, read["feed_verdicts"]),
         flights=_of(FlightNote, read["flights"]),
         damaged=damaged,
     )

@@ -1,7 +1,7 @@
 """Counts and times of a strategy so far."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from millrace.records.memory import bytes_text
 from millrace.records.memory_report import BudgetChoice
@@ -35,29 +35,19 @@ class FeedStatistics:
 class UpdateSeconds:
     """What the time of updates went to in this process, for a pipeline over processes.
 
-    The parts add up to the wall clock of the updates. They are known where all processes of the
-    pipeline are on one machine, and its devices are CPUs.
+    The parts add up to the wall clock of the updates.
     """
 
     updates: int = 0
-    own_work: float = 0.0  # the devices of this process compute
-    bubble: float = 0.0  # idle as the schedule has it
-    waiting: Mapping[int, float] = field(default_factory=dict[int, float])  # by process
-    transfer: float = 0.0  # copies to and from other processes
+    devices: float = 0.0  # they compute, here and in other processes, and arrays move
     dispatch: float = 0.0  # Python, and JAX's calls
     feed: float = 0.0  # waiting for batches
 
     def __add__(self, other: "UpdateSeconds") -> "UpdateSeconds":
         """Adds all parts."""
-        waiting = dict(self.waiting)
-        for process, seconds in other.waiting.items():
-            waiting[process] = waiting.get(process, 0.0) + seconds
         return UpdateSeconds(
             updates=self.updates + other.updates,
-            own_work=self.own_work + other.own_work,
-            bubble=self.bubble + other.bubble,
-            waiting=waiting,
-            transfer=self.transfer + other.transfer,
+            devices=self.devices + other.devices,
             dispatch=self.dispatch + other.dispatch,
             feed=self.feed + other.feed,
         )
@@ -71,10 +61,7 @@ class UpdateSeconds:
     def parts(self) -> dict[str, float]:
         """Seconds by the name of each part."""
         return {
-            "own work": self.own_work,
-            "bubble of the schedule": self.bubble,
-            **{f"waiting for process {k}": each for k, each in sorted(self.waiting.items())},
-            "transfer": self.transfer,
+            "waiting for devices": self.devices,
             "dispatch": self.dispatch,
             "waiting for data": self.feed,
         }
@@ -165,8 +152,10 @@ class RunStatistics(TextRecord):
             )
         if self.infeed.wait_seconds > max(_LONG_SECONDS, _LONG_WAIT * self.loop_seconds):
             yield (
-                "the loops waited for data. millrace.feed_verdict(model, dataset) says how much "
-                "faster training could be, and what to change."
+                f"the loops waited for data for {self.infeed.wait_seconds:.1f} of "
+                f"{self.loop_seconds:.1f} s. Load several batches at once, such as by "
+                "keras.utils.PyDataset(workers=4), or prepare more of them ahead, by "
+                "model.set_infeed_queue_options(prefetch_depth=...)."
             )
         if self.recompilations >= _OFTEN:
             yield (

@@ -87,10 +87,19 @@ def non_finite_data(batches: Iterable[Iterable[object]]) -> tuple[NonFiniteData,
     return tuple(
         non_finite
         for number, batch in enumerate(batches)
-        for argument, tree in zip(_ARGUMENTS, batch, strict=False)
-        for name, leaf in _leaves(argument, tree)
+        for name, leaf in named_arrays(batch)
         if (non_finite := _look(name, number, leaf)) is not None
     )
+
+
+def named_arrays(batch: Iterable[object]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of a batch by the arguments of `fit`, such as "y" or "x['image']".
+
+    Args:
+        batch: as Keras's data adapters yield it: x, y and sample weights, each a tree.
+    """
+    for argument, tree in zip(_ARGUMENTS, batch, strict=False):
+        yield from _leaves(argument, tree)
 
 
 def _leaves(name: str, tree: object) -> Iterator[tuple[str, np.ndarray]]:

@@ -9,11 +9,26 @@ Counted over time, these sets are the memory that a pipeline needs besides its w
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from millrace.records.timeline_svg import timeline_svg
+from millrace.records.table_text import TextRecord
 
-DRAWN = 2_000  # tasks at most in a notebook, whose file holds the picture
+
+class PassStyle(NamedTuple):
+    """The style of the tasks of one pass."""
+
+    name: str
+    color: str
+    ink: str  # of the label
+
+
+PASS_STYLES = {
+    "F": PassStyle("forward", "#12805f", "#ffffff"),
+    "B": PassStyle("backward", "#3a67b1", "#ffffff"),
+    "I": PassStyle("backward, for inputs", "#7dbbe6", "#10202e"),
+    "W": PassStyle("backward, for weights", "#efb541", "#2a1d00"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +52,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """All tasks of one update with their times."""
+class Timeline(TextRecord):
+    """All tasks of one update with their times. Prints as a drawing."""
 
     spans: tuple[Span, ...]
     num_groups: int
@@ -94,29 +109,37 @@ class Timeline:
             held.setdefault(group, []).append(times)
         return tuple(_peak(held.get(number, ())) for number in range(self.num_groups))
 
-    def _repr_html_(self) -> str:
-        """Returns the picture that a notebook shows; its unit of time is not known."""
-        return self.as_html("timeline")
+    def drawn(self, width: int = 100) -> str:
+        """Draws the tasks to scale: in each column the pass that took most of its time.
 
-    def as_html(self, title: str, unit: str = "", scale: float = 1.0) -> str:
-        """Returns a picture for a notebook: of the first tasks, where there are very many.
+            stage 0 |FFFF  BBBBBFFBBBBB  |
+            stage 1 |    FFBBBBB  FFBBBBB|
 
         Args:
-            title: the first line of the picture, escaped in it.
-            unit: of the times in it.
-            scale: how many of these units are one unit of this timeline.
+            width: columns in all.
         """
-        number = len(self.spans)
-        if number > DRAWN:
-            title = f"{title}: the first {DRAWN:,} of {number:,} tasks"
-        spans = tuple(
-            replace(span, start=span.start * scale, end=span.end * scale)
-            for span in self.spans[:DRAWN]
-        )
-        picture = timeline_svg(Timeline(spans, self.num_groups), title, unit)
-        # Notebooks shrink pictures to the width of the page, and letters with them.
-        picture = picture.replace("<svg ", '<svg style="max-width: none" ', 1)
-        return f'<div style="overflow-x: auto">{picture}</div>'
+        what = "stage" if self.has_stage_per_group else "group"
+        names = [f"{what} {group} |" for group in range(self.num_groups)]
+        longest = max(map(len, names), default=0)
+        columns = max(width - longest - 1, 1)
+        step = self.end / columns
+        shares: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in names]
+        for span in self.spans if step > 0 else ():
+            last = min(int(span.end / step) + 1, columns)
+            for column in range(max(int(span.start / step), 0), last):
+                share = min(span.end, (column + 1) * step) - max(span.start, column * step)
+                cell = shares[span.group][column]
+                cell[span.kind] = cell.get(span.kind, 0.0) + share
+
+        def letter(cell: dict[str, float]) -> str:
+            kind = max(cell, key=lambda kind: cell[kind], default=" ")
+            return kind if sum(cell.values()) >= step / 2 else " "
+
+        rows = ("".join(map(letter, row)) for row in shares)
+        return "\n".join(f"{name:<{longest}}{row}|" for name, row in zip(names, rows, strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.drawn()}\nbubble {self.bubble:.1%} of {self.end:.4g}"
 
     def _held(self) -> list[tuple[int, int, tuple[float, float]]]:
         """Stage, group and time of each set: from its first task to its last, which is B or W."""

@@ -7,6 +7,8 @@ host      [dispatch][wait]
 
 from dataclasses import dataclass
 
+from millrace.records.printable import printable
+from millrace.records.table_text import TextRecord
 from millrace.records.timeline import Span, Timeline
 
 
@@ -21,11 +23,11 @@ class ActivitySpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionTrace:
+class ExecutionTrace(TextRecord):
     """The tasks and activities of one update of a pipeline, or of one execution of a whole model.
 
     Each process writes those of its own devices. Those of one update have the same `loop` and
-    `update`, and belong together.
+    `update`, and belong together. It prints as a drawing of its tasks.
     """
 
     model: str  # its name
@@ -54,17 +56,18 @@ class ExecutionTrace:
             (each.end for each in self.activities if each.row.startswith("group ")), default=0.0
         )
 
-    def _repr_html_(self) -> str:
-        """Returns the picture that a notebook shows: the tasks, in milliseconds."""
+    def __str__(self) -> str:
         loop = {"train": "fit", "test": "evaluate"}.get(self.mode, self.mode)
         what = f"micro-batches {self.update:,} to {self.update + self.updates - 1:,}"
         if self.mode == "train":
             what = f"update {self.update:,}"
         schedule = f", {self.schedule}" if self.schedule else ""
-        title = f"{self.model}: {what} of {loop} {self.loop}{schedule}"
-        if not self.spans:
-            # A model in one piece: its calls are the tasks of one stage.
-            calls = [each for each in self.activities if each.row == "group 0"]
-            spans = (Span(0, "F", k, 0, each.start, each.end) for k, each in enumerate(calls))
-            return Timeline(tuple(spans), 1).as_html(f"{title}, its calls", "ms", 1e3)
-        return self.timeline.as_html(title, "ms", 1e3)
+        title = printable(f"{self.model}: {what} of {loop} {self.loop}{schedule}")
+        if self.spans:
+            times = f"bubble {self.timeline.bubble:.1%} of {1e3 * self.seconds:.4g} ms"
+            return f"{title}\n{self.timeline.drawn()}\n{times}"
+        # A model in one piece: its calls are the tasks of one stage.
+        calls = [each for each in self.activities if each.row == "group 0"]
+        spans = (Span(0, "F", k, 0, each.start, each.end) for k, each in enumerate(calls))
+        drawing = Timeline(tuple(spans), 1).drawn()
+        return f"{title}, its calls\n{drawing}\n{1e3 * self.seconds:.4g} ms"

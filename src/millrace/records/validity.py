@@ -5,12 +5,10 @@ record is shown is checked here, once, so that those who show it need no checks.
 """
 
 import collections
-import math
 
-from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.memory_report import MemoryReport
 from millrace.records.program_memory import ProgramMemory
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES
 from millrace.records.trace import ExecutionTrace
 
 _LATEST = 1e11  # seconds since 1970: the year 5138
@@ -37,9 +35,6 @@ def check_record(record: object) -> None:
         _require(all(area.curve for area in record.areas), "it has a curve without points")
     elif isinstance(record, MemoryReport):
         _require(all(device.devices for device in record.devices), "a device has no name")
-    elif isinstance(record, FeedVerdict):
-        seconds = (record.loader_seconds, record.model_seconds, record.both_seconds)
-        _require(all(map(math.isfinite, seconds)) and seconds[-1] > 0, "its seconds are none")
 
 
 def _check_trace(trace: ExecutionTrace) -> None:

@@ -10,7 +10,6 @@ from millrace.reports.loop_parts import LoopParts
 
 _FEW_STEPS = 20  # too few for advice about longer executions, as in `strategy.statistics()`
 _RECOMPUTING = 0.1  # share of recomputation in the time of operations that is worth a word
-_FEED_VERDICT = "millrace.feed_verdict(model, dataset)"
 Parts = Sequence[LoopParts]
 
 
@@ -63,7 +62,7 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     if 2 * fresh >= total:
         return (
             f"{lost}, for {programs} of this run, which the next run reads from the cache of "
-            "Strategy(cache_dir=...) and `millrace precompile` compiles beforehand."
+            "Strategy(cache_dir=...) and model.precompile(batch_spec) compiles beforehand."
         )
     return (
         f"{lost}, for {programs} of this run, mostly for tracing and reading: "
@@ -92,15 +91,12 @@ def _clause(text: str) -> str:
 
 def _data_advice(run: RunRecords, parts: Parts) -> str:
     lost = f"The loops waited for data for {_lost(parts, 'data')}"
-    verdicts = [each for each in run.feed_verdicts if each.bottleneck == "overlap"]
-    if verdicts:
-        return f"{lost}: leave loading cores of its own, with fewer worker processes than cores."
     loops = {(each.loop.number, each.loop.process) for each in parts if each.seconds["data"]}
     feeds = [each for each in run.feeds if (each.loop, each.process) in loops]
     prepared = sum(each.prepare_seconds for each in feeds)
     steps = sum(each.steps for each in feeds)
     if not feeds or not steps:
-        return f"{lost}: {_FEED_VERDICT} measures how much faster training could be, and why."
+        return f"{lost}: load several batches at once, or prepare less in each."
     busy = sum(each.wall_seconds - each.seconds["compile"] - each.seconds["data"] for each in parts)
     each_step = (
         f"preparing a step takes {1e3 * prepared / steps:.3g} ms and running it "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from millrace.records.codec import encode
 from millrace.records.program_memory import ROLES
 from millrace.records.run import RunRecords
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES
 from millrace.reports.columns import Columns
 from millrace.reports.limits import limits
 from millrace.reports.memory_data import memory_data
@@ -62,9 +62,6 @@ def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
         "operations": operations_data(run.operations),
         "traces": traces_data(run, columns),
         "tensors": tensors_data(run.tensors, columns),
-        "verdicts": [
-            {**_fields(each), "verdict": each.verdict} for each in run.feed_verdicts[-SHOWN:]
-        ],
         "flights": [shortened(encode(each), 1500) for each in run.flights[-SHOWN:]],
     }
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.records.run import RunRecords
-from millrace.records.timeline import Span
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES, Span
 from millrace.records.trace import ExecutionTrace
 from millrace.reports.twin import simulated_twin
 

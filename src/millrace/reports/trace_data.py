@@ -3,13 +3,12 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from millrace.records.run import RunRecords
-from millrace.records.timeline import Span, Timeline
-from millrace.records.timeline_svg import PASS_STYLES
+from millrace.records.timeline import PASS_STYLES, Span, Timeline
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 from millrace.reports.bubble import IdleSlot, idle_slots
 from millrace.reports.columns import Columns
@@ -25,13 +24,6 @@ _TICKS = 2**28  # of a trace: one of 10 s has ticks of 37 ns
 TimedSpan = TypeVar("TimedSpan", Span, ActivitySpan, IdleSlot)
 
 
-class _Timed(Protocol):
-    @property
-    def start(self) -> float: ...
-    @property
-    def end(self) -> float: ...
-
-
 class Clock:
     """Seconds as whole ticks, of a nanosecond or more.
 
@@ -39,13 +31,15 @@ class Clock:
     each. These are small numbers, which take half the bytes of moments.
     """
 
-    def __init__(self, spans: Sequence[_Timed]):
+    def __init__(self, spans: Sequence[Span | ActivitySpan | IdleSlot]):
         # Below 0 for what began before the trace.
         self.first = min([0.0, *(span.start for span in spans)])
         self.last = max([span.end for span in spans], default=0.0)
         self.tick = max((self.last - self.first) / _TICKS, 1e-9)
 
-    def times(self, spans: Sequence[_Timed], columns: Columns) -> dict[str, object]:
+    def times(
+        self, spans: Sequence[Span | ActivitySpan | IdleSlot], columns: Columns
+    ) -> dict[str, object]:
         """Returns the times of spans that are in order."""
         starts = self._ticks(span.start for span in spans)
         ends = self._ticks(span.end for span in spans)

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ from millrace.errors import CheckpointError
 from millrace.feeds.merged_batches import inner_adapter
 from millrace.feeds.source_position import TrackedBatches
 from millrace.fit.controller import Controller
-from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs, ValidationEpochs
+from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
     ImpatientInterrupt,
     TerminatedError,
@@ -63,7 +63,6 @@ from millrace.resuming.restoring import (
     check_continues,
     newest_fit,
     note_options,
-    position_values,
 )
 from millrace.resuming.schedule import SaveOptions, SaveSchedule
 from millrace.resuming.stored_models import configuration_of
@@ -361,7 +360,7 @@ class FitCheckpoints:
         with self._nothing_to_save_on_error():
             self._passes.repeat(source, asked)
 
-    def begins_validation(self, epochs: ValidationEpochs) -> None:
+    def begins_validation(self, epochs: ResumableEpochs) -> None:
         """Before an evaluation draws its data: draws again what was drawn before the checkpoint."""
         if not self._validated_before or epochs is not validation_epochs(self._controller.model):
             return
@@ -454,7 +453,7 @@ class FitCheckpoints:
             "config": self._config,
             "data": self._data,
             "options": self._update_options,
-            "position": position_values(self._position),
+            "position": asdict(self._position),
             **data,
             "callbacks": callbacks,
             "ended": self._ended,

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_loops import loop_state
+from millrace.checkpoints.values import host_copy
 from millrace.errors import CheckpointError
 from millrace.fit.controller import Controller
 from millrace.plan import Mode
@@ -46,7 +47,7 @@ def values_of(controller: Controller, roles: Sequence[str] = ROLES) -> dict[str,
     for value in jax.tree.leaves(state):
         if isinstance(value, jax.Array) and value.is_fully_addressable:
             value.copy_to_host_async()
-    values = {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
+    values = {role: [host_copy(own_copy(value)) for value in state[role]] for role in roles}
     if "metric" in roles:
         values[METRIC_PARTS] = metric_parts_of(controller)
     return values
@@ -58,7 +59,7 @@ def metric_parts_of(controller: Controller) -> list[np.ndarray]:
     parts = [] if training is None else training.metric_parts()
     if any(part.is_deleted() for part in parts):
         return []
-    return [np.array(own_copy(part)) for part in parts]
+    return [host_copy(own_copy(part)) for part in parts]
 
 
 def put_values(

@@ -45,14 +45,6 @@ class SavedFit:
         return EpochPosition(**{each.name: values[each.name] for each in fields(EpochPosition)})
 
 
-def position_values(position: EpochPosition) -> dict[str, Any]:
-    """Returns a position as plain values."""
-    values = {each.name: getattr(position, each.name) for each in fields(position)}
-    if position.source is not None:
-        values["source"] = {"drawn": position.source.drawn, "state": position.source.state}
-    return values
-
-
 def newest_checkpoint(
     directory: CheckpointDirectory,
 ) -> tuple[StoredCheckpoint, tuple[Any, Any]] | None:

@@ -73,34 +73,3 @@ def grid(drawn: Timeline | Schedule, marked: Task | None = None, width: int = 10
         for cut in cuts(len(rows[0]) if rows else 0, uncut, width - margin)
     ]
     return "\n\n".join(blocks)
-
-
-def scaled(timeline: Timeline, width: int) -> str:
-    """Draws measured tasks to scale: in each column the pass that took most of its time.
-
-        stage 0 |FFFF  BBBBBFFBBBBB  |
-        stage 1 |    FFBBBBB  FFBBBBB|
-
-    Args:
-        timeline: of tasks, each of any length.
-        width: columns in all.
-    """
-    what = "stage" if timeline.has_stage_per_group else "group"
-    names = [f"{what} {group} |" for group in range(timeline.num_groups)]
-    columns = max(width - max(map(len, names)) - 1, 1)
-    step = timeline.end / columns
-    shares: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in names]
-    for span in timeline.spans if step else ():
-        for column in range(max(int(span.start / step), 0), min(int(span.end / step) + 1, columns)):
-            begin, end = column * step, (column + 1) * step
-            share = min(span.end, end) - max(span.start, begin)
-            cell = shares[span.group][column]
-            cell[span.kind] = cell.get(span.kind, 0.0) + share
-
-    def letter(cell: dict[str, float]) -> str:
-        kind = max(cell, key=lambda kind: cell[kind], default=" ")
-        return kind if sum(cell.values()) >= step / 2 else " "
-
-    longest = max(map(len, names))
-    rows = ("".join(map(letter, row)) for row in shares)
-    return "\n".join(f"{name:<{longest}}{row}|" for name, row in zip(names, rows, strict=True))

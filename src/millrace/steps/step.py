@@ -10,7 +10,7 @@ prepare again the gradients that it applies.
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 import keras
@@ -165,12 +165,6 @@ def final_logs(model: keras.Model, state: State) -> Any:
 _prepared = ScopedValue(False)
 
 
-class _Preparing(Protocol):
-    def prepare(
-        self, gradients: list[jax.Array], variables: Sequence[keras.Variable]
-    ) -> list[jax.Array]: ...
-
-
 def prepared(
     optimizer: keras.optimizers.Optimizer | None,
     gradients: Sequence[jax.Array],
@@ -187,7 +181,8 @@ def prepared(
         optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
     if optimizer is None:
         return list(gradients)
-    return cast(_Preparing, optimizer).prepare(list(gradients), variables)
+    prepare: Any = getattr(optimizer, "prepare")  # noqa: B009 - Keras's class has none
+    return prepare(list(gradients), variables)
 
 
 def applying_prepared() -> AbstractContextManager[Any]:

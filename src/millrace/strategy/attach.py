@@ -24,7 +24,13 @@ import keras
 
 from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
-from millrace._compat.keras_loops import STATE_SYNC, let_loops_ask, map_loop_state, report_logs
+from millrace._compat.keras_loops import (
+    STATE_SYNC,
+    let_loops_ask,
+    map_loop_state,
+    report_logs,
+    set_epoch_iterators,
+)
 from millrace.arguments import check_call
 from millrace.devices import home
 from millrace.errors import ModelError
@@ -33,9 +39,8 @@ from millrace.fit.asynchronous import StepCallbackList
 from millrace.fit.callbacks import last_ones_last
 from millrace.fit.checks import hint_steps_per_execution
 from millrace.fit.controller import ATTRIBUTE, Controller, controller_of
+from millrace.fit.epochs import make_epoch_iterator
 from millrace.fit.functions import LoopFunction
-from millrace.fit.loop_arguments import check_batch, check_data_arguments
-from millrace.fit.loop_options import check_options
 from millrace.fit.multi_process import quiet_unless_first, whole_files
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Setup
@@ -46,7 +51,6 @@ from millrace.interrupts import held_back
 from millrace.memory_report.report import explained
 from millrace.plan import Mode
 from millrace.planning.automatic import plan_fit
-from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered
 from millrace.strategy.methods import METHODS
 from millrace.strategy.saving import load_options, save_options
@@ -72,15 +76,13 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
     for name, mode in _ON_BATCH.items():
-        attributes[name] = _on_batch(model, name, mode, controller)
-    name, report = report_logs(
-        model, lambda: controller.setup.reports_each_replica or compile_only.is_on()
-    )
+        attributes[name] = _on_batch(getattr(model, name), mode, controller)
+    name, report = report_logs(model, lambda: controller.setup.reports_each_replica)
     attributes[name] = report
     attributes[STATE_SYNC] = _state_sync(controller)
     attributes.update(checked_build(model, batch_spec))
     for name in _FILES:
-        attributes[name] = compile_only.sparing(whole_files(model, name))
+        attributes[name] = whole_files(model, name)
     if isinstance(model, keras.Sequential):
         attributes["build"] = _build_of_sequential(model.build)
     attributes["save_assets"] = _save_assets(model, controller)
@@ -191,13 +193,12 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 
     def make_function(force: bool = False) -> None:
         model = controller.model
-        if runs_uncompiled(controller.setup) and not compile_only.is_on():
+        if runs_uncompiled(controller.setup):
             make_uncompiled_function(controller.setup, controller.functions, mode)
             return
         current = getattr(model, attribute)
         if force or current is None or current is not controller.functions.compiled.get(mode):
-            kind = compile_only.DescribedFunction if compile_only.is_on() else LoopFunction
-            controller.functions.compiled[mode] = kind(controller, mode)
+            controller.functions.compiled[mode] = LoopFunction(controller, mode)
             setattr(model, attribute, controller.functions.compiled[mode])
 
     make_function.__doc__ = f"Makes the {mode.value} function that Keras's loop calls."
@@ -212,7 +213,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if controller_of(model) is not controller:  # a method of a detached model
             return getattr(model, name)(*args, **kwargs)
         stock = getattr(type(model), name)
-        is_uncompiled = runs_uncompiled(controller.setup) and not compile_only.is_on()
+        is_uncompiled = runs_uncompiled(controller.setup)
         if is_uncompiled:
             check_uncompiled(controller.setup, mode)
         else:
@@ -222,19 +223,13 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 steps = controller.setup.accumulation_as_set.steps
                 if controller.totals.notes.is_new(f"updates of {steps} steps: {model.name}"):
                     hint_steps_per_execution(model.name, steps)
-        bound = _bound_call(model, name, signature, args, kwargs)
-        if stock is getattr(keras.Model, name):  # an override may give its arguments any meaning
-            if not controller.is_running:  # validation within fit, which has checked them
-                check_options(bound.arguments)
-            if not is_uncompiled:  # layers that are not compiled may take text
-                check_data_arguments(model, mode, bound.arguments)
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
         if is_uncompiled:
             with controller.running(mode, bound.arguments):
                 return stock(*bound.args, **bound.kwargs)
         if mode is Mode.TRAIN and stock is keras.Model.fit:
             plan_fit(controller, bound.arguments)
-        if compile_only.is_on():
-            return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
         if "callbacks" in arguments:
             arguments["callbacks"] = last_ones_last(arguments["callbacks"])
@@ -260,34 +255,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     return loop
 
 
-def _bound_call(
-    model: keras.Model,
-    name: str,
-    signature: inspect.Signature,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> inspect.BoundArguments:
-    """Returns the arguments of a loop, with their defaults.
-
-    Raises:
-        OptionError: for an unknown argument.
-    """
-    check_call(name, signature, (model, *args), kwargs, takes_self=True)
-    bound = signature.bind_partial(model, *args, **kwargs)  # Keras says which argument is missing
-    bound.apply_defaults()
-    return bound
-
-
-def _on_batch(
-    model: keras.Model, name: str, mode: Mode, controller: Controller
-) -> Callable[..., Any]:
-    method = getattr(model, name)
-    is_stock = getattr(type(model), name) is getattr(keras.Model, name)
-
+def _on_batch(method: Callable[P, T], mode: Mode, controller: Controller) -> Callable[P, T]:
     @functools.wraps(method)
-    def on_batch(*args: object, **kwargs: object) -> Any:
-        if is_stock:
-            check_batch(model, name, mode, args, kwargs)
+    def on_batch(*args: P.args, **kwargs: P.kwargs) -> T:
         with (
             controller.in_one_thread(),
             held_back(),
@@ -332,3 +302,6 @@ def _load_assets(model: keras.Model, controller: Controller) -> Callable[[str], 
         load_options(controller, directory)
 
     return load_assets
+
+
+set_epoch_iterators(make_epoch_iterator)

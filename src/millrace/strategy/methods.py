@@ -9,7 +9,7 @@ from millrace.options import whole_number
 from millrace.options.table import AUTO
 from millrace.pipelines.assignment.assignment import AnyAssignment
 from millrace.pipelines.assignment.balance import stage_summary
-from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
+from millrace.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.precompile.precompile import precompile
 from millrace.strategy.setters import SETTERS
 

@@ -1,7 +1,6 @@
 """The strategy: devices to run on, and a scope in which models are attached."""
 
 import collections
-import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.planning.plan import make_plan, memory_of
 from millrace.planning.training_plan import TrainingPlan
-from millrace.precompile.described_epochs import BatchDescription
+from millrace.precompile.described_batch import BatchDescription
 from millrace.recording.functions import (
     FunctionRecorder,
     functions_recorded_by,
@@ -280,7 +279,8 @@ class Strategy(Misused):
 
         Its weights, its optimizer with its state, its metrics and the arguments of `compile` stay,
         so training can go on. The methods and options of millrace are gone, and Keras makes its
-        own functions. With the last attached model Keras itself is stock again: docs/patches.md
+        own functions. Keras itself is stock again when no model is attached any more, where one
+        that nothing refers to counts until Python's garbage collector has freed it: docs/patches.md
         lists the functions that are restored.
 
         Raises:
@@ -295,7 +295,6 @@ class Strategy(Misused):
                 f"to {'another one' if controller_of(model) else 'none'}. {other}"
             )
         detach(model)
-        gc.collect()  # models without references are cycles, and keep Keras patched until collected
         return model
 
     def _use(self, devices: Sequence[jax.Device]) -> None:

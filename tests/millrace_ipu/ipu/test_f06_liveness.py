@@ -10,6 +10,8 @@ from millrace.records.run import load
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def report_dir(tmp_path, monkeypatch):

@@ -113,6 +113,7 @@ def test_f64_without_the_variable_there_is_none(system):
     assert not strategy._totals.sinks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"all": "false"}, {}, {"directory": "elsewhere"}])
 def test_f64_options_that_ask_for_nothing(system, ask, options):
     system(1)
@@ -122,6 +123,7 @@ def test_f64_options_that_ask_for_nothing(system, ask, options):
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_f64_training_is_the_same_with_reports(system, ask):
     system(2)
     losses = []
@@ -133,6 +135,7 @@ def test_f64_training_is_the_same_with_reports(system, ask):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_f64_the_stages_of_a_pipeline_are_one_program(system, ask):
     system(2)
     ask(all="true", directory="made/here")
@@ -148,6 +151,7 @@ def test_f64_the_stages_of_a_pipeline_are_one_program(system, ask):
     assert len(facts["devices"]) == 2
 
 
+@pytest.mark.slow
 def test_f65_the_report_has_a_row_of_tasks_for_each_device(system, ask):
     """The trace shows accumulation as tasks of micro-batches, before one update."""
     system(2)
@@ -161,6 +165,7 @@ def test_f65_the_report_has_a_row_of_tasks_for_each_device(system, ask):
     assert 1 <= len(run.traces) <= 3
 
 
+@pytest.mark.slow
 def test_f65_the_report_has_operations_of_layers_optimizer_and_accumulation(system, ask):
     system(2)
     ask(all="true")
@@ -173,6 +178,7 @@ def test_f65_the_report_has_operations_of_layers_optimizer_and_accumulation(syst
     assert "accumulation" in {group.role for group in groups}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"all": "true", "outputExecutionProfile": "false"}, {"outputGraphProfile": "true"}],
@@ -187,6 +193,7 @@ def test_f64_the_profile_of_executions_can_be_left_out(system, ask, options):
     assert run.memory["train"].peak.bytes > 0
 
 
+@pytest.mark.slow
 def test_f64_the_profile_of_the_graph_can_be_left_out(system, ask):
     system(2)
     ask(all="true", outputGraphProfile="false", executionProfileProgramRunCount=1)
@@ -196,6 +203,7 @@ def test_f64_the_profile_of_the_graph_can_be_left_out(system, ask):
     assert (len(run.memory), len(run.traces)) == (0, 1)
 
 
+@pytest.mark.slow
 def test_f64_another_batch_size_is_another_program(system, ask):
     system(1)
     ask(all="true")
@@ -212,6 +220,7 @@ def test_f64_another_batch_size_is_another_program(system, ask):
     assert "shape" in framework(paths[1])["executables"][0]["cause"]
 
 
+@pytest.mark.slow
 def test_f64_two_models_have_their_own(system, ask):
     system(1)
     ask(all="true")
@@ -226,6 +235,7 @@ def test_f64_two_models_have_their_own(system, ask):
         assert {loop.model for loop in run.loops} == {framework(path)["model"]}
 
 
+@pytest.mark.slow
 def test_f64_validation_in_fit_is_a_program_of_its_own(system, ask):
     system(1)
     ask(all="true")
@@ -238,6 +248,7 @@ def test_f64_validation_in_fit_is_a_program_of_its_own(system, ask):
     assert [loop.outcome for loop in run.loops] == ["finished"]
 
 
+@pytest.mark.slow
 def test_f64_it_may_be_set_in_python_after_the_strategy(system, monkeypatch):
     system(1)
     strategy = ipu.ipu_strategy.IPUStrategy()
@@ -265,6 +276,7 @@ def test_f64_a_function_of_the_strategy_leaves_a_report(system, ask):
     assert millrace.records.load(reports()[":triple"]).compilations[0].program == "triple"
 
 
+@pytest.mark.slow
 def test_f64_a_program_of_the_cache_leaves_none(system, ask, tmp_path):
     use_cache(tmp_path / "cache")
     system(1)
@@ -286,6 +298,7 @@ def test_f64_a_program_of_the_cache_leaves_none(system, ask, tmp_path):
     assert left == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_f64_a_directory_that_cannot_be_written_does_not_end_training(system, ask, caplog):
     system(1)
     pathlib.Path("file").write_text("")
@@ -373,6 +386,7 @@ def test_f64_a_configuration_of_an_early_release_asks_for_reports(ask):
     assert current_report() == AutoReport(pathlib.Path("."))
 
 
+@pytest.mark.slow
 def test_f06_checkpoints_lower_the_peak_of_the_report(system, ask, monkeypatch):
     """The program with the split LSTM, with seven checkpoints and with none."""
     script = load("recompute_lstm")

@@ -22,6 +22,7 @@ def fit(per_execution=1, batches=8):
 """
 
 
+@pytest.mark.slow
 @idiom("Devices", "`ipu.utils.create_ipu_config()`, `ipu.utils.auto_select_ipus(cfg, 2)`")
 @idiom("Devices", "`ipu.utils.configure_ipu_system(cfg)`")
 @idiom(
@@ -86,6 +87,7 @@ def test_mistakes_in_options_of_an_early_release(program):
         program(f"{start}utils.auto_select_ipus(utils.create_ipu_config(), '2')")
 
 
+@pytest.mark.slow
 @idiom("Devices", "`ipu.config.reset_ipu_configuration()` before another configuration")
 @idiom("Devices", "`cfg.auto_select_ipus = [1, 1]`, one device for training and one for evaluation")
 @idiom("Devices", "`ipu.config.configure_ipu_system(cfg)`")

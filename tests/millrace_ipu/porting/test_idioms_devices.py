@@ -27,6 +27,7 @@ def configure(number):
 """
 
 
+@pytest.mark.slow
 @idiom("Devices", "`tf.random.uniform` or a model before `configure_ipu_system()`")
 @idiom("Devices", "one device first, more in a second configuration")
 @idiom("Devices", "`auto_select_ipus = args.replicas`, with the number from the command line")
@@ -67,6 +68,7 @@ def ported(directory, text, environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "environment", "advice"),
     [
@@ -88,6 +90,7 @@ def test_the_advice_for_too_few_devices_works(tmp_path, before, environment, adv
     assert run.stdout == "2\n", run.stderr
 
 
+@pytest.mark.slow
 def test_the_first_configuration_of_a_ported_program_makes_its_devices(tmp_path):
     run = ported(tmp_path, f"{START}\nprint(len(configure(3).devices))", {})
     assert run.stdout == "3\n", run.stderr

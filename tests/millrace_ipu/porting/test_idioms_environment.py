@@ -41,6 +41,7 @@ os.environ["XLA_FLAGS"] = "--xla_dump_to=dump --xla_dump_hlo_as_text"
 START, LOAD = "Starting phase: graphConstruction", "Ending phase: Loading executable (duration"
 
 
+@pytest.mark.slow
 @idiom(
     "Logs and caches",
     "`os.environ['TF_POPLAR_FLAGS'] = '--executable_cache_path=...'` after `import ipu`",

@@ -22,6 +22,8 @@ from millrace_ipu.porting.replacements import (
     exists,
 )
 
+pytestmark = pytest.mark.quick
+
 IMPORTS = """
 import tensorflow as tf
 from tensorflow import keras

@@ -17,6 +17,7 @@ import pytest
 from ported_programs import marked, programs, write
 
 import millrace
+from case_marks import slow_but_for
 from millrace_ipu.porting.findings.own_modules import PortedProgram
 from millrace_ipu.porting.findings.port import port_program
 from millrace_ipu.porting.findings.rewrite import rewrite
@@ -71,6 +72,7 @@ def test_what_port_predicts(prepared, name):
     assert blocking == set() if expected is None else expected in blocking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALL if name not in RUNNING])
 def test_these_fail_where_port_says(prepared, name):
     prepared(name)
@@ -88,7 +90,9 @@ def test_these_fail_where_port_says(prepared, name):
 FAIL_LATER = ("train_step_override", "own_optimizer")
 
 
-@pytest.mark.parametrize("name", [name for name in RUNNING if name not in BY_HAND])
+@pytest.mark.parametrize(
+    "name", slow_but_for([name for name in RUNNING if name not in BY_HAND], "vae_with_losses")
+)
 def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, name):
     prepared(name)
     run_script(str(SCRIPT))
@@ -108,6 +112,7 @@ def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, 
     assert not any(blocks for *_, blocks in findings(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_a_person_must_change_is_left_and_listed(prepared, name):
     prepared(name)
@@ -120,6 +125,7 @@ def _is_here(module):
     return str(getattr(module, "__file__", None) or "").startswith(os.getcwd())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["several_files", "habits_of_arguments"])
 def test_a_rewritten_program_starts_with_python(prepared, name):
     prepared(name)

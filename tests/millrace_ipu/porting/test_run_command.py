@@ -193,6 +193,7 @@ except AttributeError as error:
 """
 
 
+@pytest.mark.slow
 def test_names_of_the_real_one_if_it_is_installed(tmp_path):
     package = tmp_path / "site" / "tensorflow"
     (package / "lite").mkdir(parents=True)

@@ -13,6 +13,7 @@ import jax
 from millrace.errors import PlanError
 from millrace.extend import CompiledFunction, identity, launching
 from millrace_ipu.ipu.deferral import call_or_defer, is_within_a_program, number_of_results
+from millrace_ipu.ipu.pre_compile import functions_compiled_only
 from millrace_ipu.ipu.scopes import devices_in_scope
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.conversion.convert import converted
@@ -64,7 +65,11 @@ def compile(
 
     def run(*args: object) -> Results:
         devices = find_devices()
-        with jax.default_device(devices[0]), launching(devices):
+        with (
+            jax.default_device(devices[0]),
+            launching(devices),
+            functions_compiled_only(),
+        ):
             return _listed(_function_of(computation)(*args))
 
     length = None

@@ -15,7 +15,6 @@ import jax
 
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import Bundle
-from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving, arrived
 from millrace.pytrees import ArrayTree
 from millrace.timing.measurement import Measurement
 
@@ -35,8 +34,8 @@ class Buffers:
     """Arrays that wait for the task that takes them; the device may still be computing them."""
 
     def __init__(self) -> None:
-        self._carried: dict[StageMicroBatch, dict[int, MaybeArriving]] = {}
-        self._cotangents: dict[StageMicroBatch, dict[tuple[int, int], MaybeArriving]] = {}
+        self._carried: dict[StageMicroBatch, dict[int, jax.Array]] = {}
+        self._cotangents: dict[StageMicroBatch, dict[tuple[int, int], jax.Array]] = {}
         self._held: dict[StageMicroBatch, Arrays] = {}
         self._kept: dict[StageMicroBatch, Kept] = {}
         self._sets: dict[int, int] = {}
@@ -46,33 +45,30 @@ class Buffers:
         self.peaks: dict[int, int] = {}  # most activation sets that a stage held at once
         self.measurement: Measurement | None = None  # of the running tasks
 
-    def send(self, stage: int, micro_batch: int, number: int, array: MaybeArriving) -> None:
+    def send(self, stage: int, micro_batch: int, number: int, array: jax.Array) -> None:
         """Leaves a value for a later stage."""
         self._carried.setdefault((stage, micro_batch), {})[number] = array
-        if not isinstance(array, Arriving):
-            self.newest = array
+        self.newest = array
 
     def take_carried(self, stage: int, micro_batch: int, numbers: Sequence[int]) -> Arrays:
-        """Returns values by their numbers, after waiting for those of other processes."""
+        """Returns values by their numbers."""
         if not numbers:
             return []
         arrays = self._carried.pop((stage, micro_batch))
-        return [arrived(arrays[number]) for number in numbers]
+        return [arrays[number] for number in numbers]
 
-    def answer(
-        self, stage: int, micro_batch: int, key: tuple[int, int], array: MaybeArriving
-    ) -> None:
+    def answer(self, stage: int, micro_batch: int, key: tuple[int, int], array: jax.Array) -> None:
         """Leaves a cotangent, of (value, consumer), for an earlier stage."""
         self._cotangents.setdefault((stage, micro_batch), {})[key] = array
 
     def take_cotangents(
         self, stage: int, micro_batch: int, keys: Sequence[tuple[int, int]]
     ) -> Arrays:
-        """Returns cotangents by value and consumer, after waiting for those of other processes."""
+        """Returns cotangents by value and consumer."""
         if not keys:
             return []
         arrays = self._cotangents.pop((stage, micro_batch))
-        return [arrived(arrays[key]) for key in keys]
+        return [arrays[key] for key in keys]
 
     def hold(self, stage: int, micro_batch: int, arrays: Arrays) -> None:
         """Leaves the arrays of a forward that its backward needs."""
@@ -110,8 +106,7 @@ class Buffers:
         groups += [list(group) for group in self._held.values()]
         groups += [list(some) for group in self._kept.values() for some in group]
         for group in groups:
-            here = (array for array in group if not isinstance(array, Arriving))
-            arrays.update((id(array), array.nbytes) for array in here)
+            arrays.update((id(array), array.nbytes) for array in group)
         return sum(arrays.values())
 
     def _count(self, stage: int, change: int) -> None:

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, all_arrived
-from millrace.pipelines.runtime.local_link import neighbors
+from millrace.pipelines.programs.split import Arrays
+from millrace.pipelines.runtime.links import Specs, leave
 from millrace.pipelines.runtime.micro_batches import Shape
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
@@ -39,7 +39,6 @@ class KeptState:
         self._to_all: dict[int, ToAll] = {}  # by stage
         self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
         self._result_specs: dict[int, SpecTree] = {}  # by stage
-        self._is_fetched_later: bool | None = None  # in any process; None: not known yet
 
     def enter(self, mode: Mode, state: State, shape: Shape) -> StageState:
         """Returns a state of Keras as its stages hold it."""
@@ -110,27 +109,16 @@ class KeptState:
             indices = sorted(slot.index for slot in slots if slot.role == role)
             specs = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in indices]
             mine = [values[k] for k in indices] if self._groups[stage].local else None
-            shared = all_arrived(self._share(stage, mine, specs))
-            for k, value in zip(indices, shared, strict=True):
+            for k, value in zip(indices, self._share(stage, mine, specs), strict=True):
                 values[k] = value
-        jax.block_until_ready(values)
-        neighbors().send_all()
-        self._wait_for_fetchers()
+        try:
+            jax.block_until_ready(values)
+        except jax.errors.JaxRuntimeError as error:
+            leave(error)
+            raise
+        texts_of_all("", FETCH_SECONDS)  # none may replace a value that another still fetches
 
-    def _wait_for_fetchers(self) -> None:
-        """Waits until no process still fetches a value that another may replace.
-
-        Values that have been copied into the memory of the machine may be replaced at once.
-        """
-        if self._is_fetched_later is None:
-            later = any(each.is_fetched_later for each in self._to_all.values())
-            self._is_fetched_later = "True" in texts_of_all(str(later), FETCH_SECONDS)
-        elif self._is_fetched_later:
-            texts_of_all("", FETCH_SECONDS)
-
-    def _share(
-        self, stage: int, values: list[jax.Array] | None, specs: Specs
-    ) -> Sequence[MaybeArriving]:
+    def _share(self, stage: int, values: list[jax.Array] | None, specs: Specs) -> Arrays:
         if stage not in self._to_all:
             self._to_all[stage] = ToAll(self._groups[stage], self._groups)
         return self._to_all[stage].share(values, specs)

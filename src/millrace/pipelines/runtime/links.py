@@ -7,13 +7,16 @@
 The address of each server is in the store of `jax.distributed`. Sender and receiver both count the
 messages between two devices, so that both have the same number for a message.
 
+A process whose update has failed ends the connections to its server: what others still wait for
+from it becomes an error. So they leave the update, too. The next comparison of all processes starts
+new numbers, which no message of the failed update has.
+
     Here      both devices are in this process: a copy, or nothing
-    Local     both processes are on one machine: through memory that both see; `local_link.py`
     Pull      the receiver fetches from the sender's server; either may be early
     Permute   both run one program with a collective permute, and wait for each other
 
-`Local` and `Pull` are for CPUs, `Permute` for accelerators, where the collective is NCCL's and
-waits without a thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
+`Pull` is for CPUs, `Permute` for accelerators, where the collective is NCCL's and waits without a
+thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
 
                 one way    there and back    both at once    processor time of one way
     Pull         0.08 ms          0.56 ms         0.28 ms       0.08 ms
@@ -41,17 +44,21 @@ from millrace._compat.jax_arrays import DeviceCopies
 from millrace._compat.jax_processes import (
     Assembly,
     coordinator_address,
+    end_connections,
     has_transfer_server,
     key_value_store,
     shards,
     start_transfer_server,
 )
 from millrace.errors import ProcessError
-from millrace.pipelines.runtime.arriving import MaybeArriving, Specs
-from millrace.pipelines.runtime.local_link import Local, neighbors
+from millrace.pipelines.programs.split import Arrays
+from millrace.processes.agreement import SO_FAR
+from millrace.processes.failure import describe
 
 _ADDRESS_SECONDS = 300  # for all processes of an edge to start their first pipeline
-_MESSAGES = 40  # bits of a number that count messages; the others are the pair of devices
+# Bits of a number, from the last one: messages since the last exchange of all processes, exchanges;
+# the others are the pair of devices.
+_MESSAGES, _EXCHANGES = 24, 16
 
 
 class _Connection(Protocol):
@@ -70,20 +77,42 @@ class Peers:
         self._connections: dict[int, _Connection] = {}
         self._indices = {device: index for index, device in enumerate(jax.devices())}
         self._counters: dict[tuple[int, int], Iterator[int]] = {}
+        self._exchanges = SO_FAR.count  # when the counters began
         key = _address_key(jax.process_index())
         self._store.key_value_set(key, self._server.address())
 
-    def numbers(self, source: jax.Device, target: jax.Device) -> Iterator[int]:
-        """Returns the numbers of the messages from one device to another.
+    def leave(self, error: Exception) -> None:
+        """Ends the connections to this process after an update has failed.
+
+        Raises:
+            ProcessError: if another process has left the update before, which explains the error.
+        """
+        prefix = f"millrace/left/{SO_FAR.count}/"
+        others = self._store.key_value_dir_get(prefix)
+        self._store.key_value_set(f"{prefix}{jax.process_index()}", describe(error))
+        self._connections.clear()
+        end_connections(self._server)
+        if others:
+            key, why = others[0]
+            raise ProcessError(
+                f"Process {key.rpartition('/')[2]} has left an update of the pipeline: {why}"
+            ) from error
+
+    def number(self, source: jax.Device, target: jax.Device) -> int:
+        """Returns the number of the next message from one device to another.
 
         They continue across pipelines, so that another pipeline on the same devices does not use a
         number twice.
         """
+        if self._exchanges != SO_FAR.count:
+            self._exchanges = SO_FAR.count
+            self._counters.clear()
         pair = self._indices[source], self._indices[target]
         if pair not in self._counters:
-            first = (pair[0] * len(self._indices) + pair[1]) << _MESSAGES
-            self._counters[pair] = itertools.count(first)
-        return self._counters[pair]
+            first = (pair[0] * len(self._indices) + pair[1]) << _EXCHANGES
+            first += self._exchanges % (1 << _EXCHANGES)
+            self._counters[pair] = itertools.count(first << _MESSAGES)
+        return next(self._counters[pair])
 
     def send(self, number: int, arrays: Sequence[jax.Array]) -> None:
         """Holds arrays until their receiver has fetched them. Does not wait."""
@@ -127,6 +156,12 @@ def _address_key(process: int) -> str:
     return f"millrace/peers/{process}"
 
 
+def leave(error: Exception) -> None:
+    """Tells the processes that wait for this one that its update has failed: see `Peers.leave`."""
+    if peers.cache_info().currsize:
+        peers().leave(error)
+
+
 def _own_host() -> str:
     """Returns the address of this machine on the network on which the processes have met."""
     host = coordinator_address().rpartition(":")[0].strip("[]")
@@ -137,6 +172,7 @@ def _own_host() -> str:
     return f"[{own}]" if family == socket.AF_INET6 else own
 
 
+Specs = Sequence[jax.ShapeDtypeStruct]
 # XLA:CPU runs programs of fewer than 1000 operations in the calling thread: Python would wait for
 # the other process.
 _ENOUGH_OPERATIONS = 2048
@@ -148,7 +184,7 @@ _Key = tuple[tuple[tuple[int, ...], object], ...]  # shape and dtype of each arr
 class Link(Protocol):
     """Moves arrays of one replica."""
 
-    def move(self, arrays: list[jax.Array] | None, specs: Specs) -> Sequence[MaybeArriving] | None:
+    def move(self, arrays: Arrays | None, specs: Specs) -> Arrays | None:
         """Returns the arrays on the target if this process has it, before they have arrived.
 
         Args:
@@ -164,16 +200,11 @@ def link(source: jax.Device, target: jax.Device, transport: str | None = None) -
     Args:
         source: where arrays come from.
         target: where they go.
-        transport: "local", "pull" or "permute"; None: the fastest one that is possible.
+        transport: "pull" or "permute"; None: the faster one on the platform.
     """
     here = jax.process_index()
     if source.process_index == target.process_index == here:
         return Here(source, target)
-    if source.platform == "cpu" and transport in (None, "local"):
-        other = {source.process_index, target.process_index} - {here}
-        process = other.pop()
-        if neighbors().connect(process) is not None:
-            return Local(source, target, process)
     if source.platform == "cpu" and has_transfer_server() and transport in (None, "pull"):
         return Pull(source, target)
     return Permute(source, target)
@@ -209,7 +240,7 @@ class Pull:
 
     def __init__(self, source: jax.Device, target: jax.Device):
         self._peers = peers()
-        self._numbers = self._peers.numbers(source, target)
+        self._ends = source, target
         self._process = source.process_index
         self._receives = target.process_index == jax.process_index()
         self._sharding = SingleDeviceSharding(target)
@@ -226,11 +257,14 @@ class Pull:
         if not self._receives:
             if message.sent:
                 full = arrays or ()
-                self._peers.send(next(self._numbers), [full[index] for index in message.sent])
+                self._peers.send(
+                    self._peers.number(*self._ends), [full[index] for index in message.sent]
+                )
             return None
         if not message.sent:
             return list(message.empty)
-        arrived = self._peers.receive(self._process, next(self._numbers), message.specs)
+        number = self._peers.number(*self._ends)
+        arrived = self._peers.receive(self._process, number, message.specs)
         if not message.empty:
             return arrived
         full, empty = iter(arrived), iter(message.empty)

@@ -20,11 +20,9 @@ from millrace.feeds.block import BlockSlice
 from millrace.interrupts import raise_if_interrupted, uninterrupted
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.activation_offload import ActivationOffload
-from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving
 from millrace.pipelines.runtime.buffers import Buffers
-from millrace.pipelines.runtime.host_memory import keep_freed_memory
 from millrace.pipelines.runtime.kept_state import KeptState
-from millrace.pipelines.runtime.local_link import Neighbors, neighbors
+from millrace.pipelines.runtime.links import leave
 from millrace.pipelines.runtime.measured import MeasuredPipeline
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_update
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
@@ -63,14 +61,8 @@ class PipelineRunner:
         self._last = len(self._groups) - 1  # stage
         self._replicas = plan.replicas
         self._spans_processes = any(not group.is_local for group in self._groups)
-        # Of a pipeline on CPUs, whose processes may be on one machine.
-        self._neighbors: Neighbors | None = None
-        if self._spans_processes and self._groups[0].platform == "cpu":
-            self._neighbors = neighbors()
-            keep_freed_memory()
-        # By this process: what the time of its updates goes to.
+        # Of a pipeline over processes: what the time of its updates goes to in this one.
         self._clock: UpdateClock | None = None
-        self._late: deque[CallResult] = deque()  # results of evaluation that are on their way
         self._values: StageState | None = None
         self._kept = KeptState(self._groups)
         # Separate from the results of `run`: micro-batches without a result have taps, too.
@@ -93,7 +85,6 @@ class PipelineRunner:
         Each micro-batch has its own result, so only the slices of the execution matter.
         """
         self.state, self._values, self._task_seconds = state, None, []
-        self._late.clear()
         self._taps.forget()
         self._in_flight = (0,) * len(self._groups)
         try:
@@ -103,17 +94,14 @@ class PipelineRunner:
             self.state = self._values.state() if self._values is not None else state
             self._kept.release()
             self._measured.fail()
-            if self._neighbors is not None:
-                is_within_update = self.steps_done is None and isinstance(error, Exception)
-                (self._neighbors.leave if is_within_update else self._neighbors.forget)()
+            if self._spans_processes and isinstance(error, Exception):
+                self._leave(error)
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
                 self._reduce_replicas(self._shapes.first()[1], [[]] * len(self._groups), steps)
             if not results and self._plan.mode is not Mode.PREDICT:
-                logs = self._logs(self._values)
-                self._send(0)
-                results = [_arrived_result(CallResult(logs, steps, 1))]
+                results = self._received([CallResult(self._logs(self._values), steps, 1)])
             state = self._values.state()
             self._kept.keep(state, self._values)
             self._taps.end(state, self._shapes.first()[1])
@@ -129,15 +117,14 @@ class PipelineRunner:
         size = self._plan.update_steps if trains else 1
         remaining = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
         while True:
-            if self._clock is not None:
-                self._clock.begin()
+            begin = time.perf_counter()
             batches = next_update(remaining, size)
             if not batches:
                 break
             if steps:  # after the last update, callbacks come first
                 raise_if_interrupted()
             if self._clock is not None:
-                self._clock.fed()
+                self._clock.begin(begin)
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
                 self._taps.begin(state, batches[0].shape)
@@ -148,9 +135,21 @@ class PipelineRunner:
             self.steps_done = steps = steps + sum(batch.steps for batch in batches)
             if self._taps.halted is not None:
                 break
-        results += self._arrived(0)
-        self._send(0)
-        return results, steps
+        return self._received(results), steps
+
+    def _received(self, results: list[CallResult]) -> list[CallResult]:
+        """Waits for what other processes send of some results: an error of theirs ends this run."""
+        if self._spans_processes:
+            jax.block_until_ready([each.result for each in results])
+        return results
+
+    def _leave(self, error: Exception) -> None:
+        """Lets no process wait for this one after an error, except for one of the data.
+
+        That one is the same in all processes, and comes between two updates.
+        """
+        if self.steps_done is None or isinstance(error, jax.errors.JaxRuntimeError):
+            leave(error)
 
     @property
     def dispatch_seconds(self) -> float:
@@ -198,7 +197,6 @@ class PipelineRunner:
         self._kept.release()
         self._taps.forget()
         self.state = self._values = None  # of an execution that has failed
-        self._late.clear()
 
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""
@@ -219,7 +217,6 @@ class PipelineRunner:
                     offload.before(task)
                 with uninterrupted():
                     tasks.run(task)
-                self._send_results()
                 if measurement is not None:
                     measured.add(task, begin)
                 if task.kind is Pass.FORWARD and task.stage == self._last:
@@ -235,7 +232,9 @@ class PipelineRunner:
         self._in_flight = tuple(
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
-        self._send(0)
+        if self._spans_processes:
+            # If another process has failed, these are errors, and must not become weights.
+            self._wait(sums, 0)
         self._reduce_replicas(first, sums, sum(each.steps for each in batches))
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
@@ -245,58 +244,30 @@ class PipelineRunner:
                 probes = first.update.run(state, sums, tasks.scale)
             measured.end_update(probes, begin)
             self._wait(probes, pending)
-        if self._clock is None and self._neighbors is not None and self._neighbors.are_all_near():
-            # From the second update on: the first one compiles.
-            here = [stage for stage, group in enumerate(self._groups) if group.local]
-            self._clock = UpdateClock(self._neighbors, here)
-        elif self._clock is not None:
-            self._clock.end(schedule)
+        if self._clock is not None:
+            self._clock.end()
+        elif self._spans_processes:  # from the second update on: the first one compiles
+            self._clock = UpdateClock()
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
-        return list(map(_arrived_result, call_results))
+        return call_results
 
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one micro-batch through all stages; devices overlap, since calls do not wait."""
         (micro_batch,), buffers = batches, Buffers()
         buffers.measurement = measurement = self._measured.forward()
         steps_argument = micro_batch.steps_argument(self._replicas)
-        results: dict[int, MaybeArriving] = {}
+        results: dict[int, jax.Array] = {}
         for index, stage in enumerate(micro_batch.shape.stages):
             begin = time.perf_counter()
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *steps_argument)
-            self._send_results()
             if measurement is not None:
                 self._measured.add_forward(index, begin)
             self._task_seconds.append(time.perf_counter() - begin)
         self._measured.end_forward()
-        self._send(FORWARD_AHEAD)
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
         self._taps.add(batches, buffers)
-        self._late += self._call_results(results, micro_batch, state)
-        return self._arrived(FORWARD_AHEAD * len(self._groups))
-
-    def _send_results(self) -> None:
-        """Sends the results of a task to other processes of this machine, as far as possible."""
-        if self._neighbors is None:
-            return
-        if self._replicas > 1:
-            # The next program may wait for that of another process, within this thread if it is
-            # small, and the other process for these results.
-            self._neighbors.send_all()
-        else:
-            self._neighbors.send_computed()
-
-    def _send(self, but: int) -> None:
-        """Sends what other processes of this machine wait for, except for some messages."""
-        if self._neighbors is not None:
-            self._neighbors.send_all(but)
-
-    def _arrived(self, but: int) -> list[CallResult]:
-        """Returns the results of evaluation that are due, except for the newest ones."""
-        results: list[CallResult] = []
-        while len(self._late) > but:
-            results.append(_arrived_result(self._late.popleft()))
-        return results
+        return self._call_results(results, micro_batch, state)
 
     def _reduce_replicas(self, shape: Shape, sums: list[Arrays], steps: int) -> None:
         """Adds up the results of `steps` steps over replicas."""
@@ -307,7 +278,7 @@ class PipelineRunner:
                 )
 
     def _call_results(
-        self, results: dict[int, MaybeArriving], micro_batch: MicroBatch, state: StageState
+        self, results: dict[int, jax.Array], micro_batch: MicroBatch, state: StageState
     ) -> list[CallResult]:
         """Returns the call result of a micro-batch, if it has one."""
         tree = jax.tree.structure(micro_batch.shape.builder.stages.split.result)
@@ -337,11 +308,8 @@ class PipelineRunner:
         self._probes.append(probe)
         if len(self._probes) > pending:
             self._measured.begin_host("wait for devices", time.perf_counter())
-            begin = time.perf_counter()
             while len(self._probes) > pending:
                 jax.block_until_ready(self._probes.popleft())
-            if self._clock is not None:
-                self._clock.waited(time.perf_counter() - begin)
             self._measured.end_host()
 
     def _count_tasks(self) -> None:
@@ -356,12 +324,3 @@ class PipelineRunner:
             last_in_flight=self._in_flight,
             seconds=None if self._clock is None else self._clock.seconds,
         )
-
-
-def _arrived_result(result: CallResult) -> CallResult:
-    """Returns a result after waiting for what other processes send of it."""
-    return result._replace(result=jax.tree.map(_array, result.result))
-
-
-def _array(leaf: object) -> object:
-    return leaf.array() if isinstance(leaf, Arriving) else leaf

@@ -21,7 +21,6 @@ from millrace.errors import TapError
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
-from millrace.pipelines.runtime.arriving import MaybeArriving, arrived
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.changing_state import ChangingState
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape
@@ -129,13 +128,12 @@ class TapCollector:
         stage = shape.update.home_of(HALTED) if shape.update is not None else None
         if stage is None:
             return None
-        own = [updates[HALTED]] if HALTED in updates.keys else None
-        flags: Sequence[MaybeArriving] | None = own
+        flags = [updates[HALTED]] if HALTED in updates.keys else None
         if any(not group.is_local for group in self._groups):
             if stage not in self._to_all:
                 self._to_all[stage] = ToAll(self._groups[stage], self._groups)
-            flags = self._to_all[stage].share(own, [jax.ShapeDtypeStruct((1,), jnp.bool_)])
-        return np.asarray(arrived((flags or [])[0]))[0]
+            flags = self._to_all[stage].share(flags, [jax.ShapeDtypeStruct((1,), jnp.bool_)])
+        return np.asarray((flags or [])[0])[0]
 
     def _blank(self, tapped: Tapped) -> Tapped:
         """Returns taps with the statistics of an update that is not recorded.

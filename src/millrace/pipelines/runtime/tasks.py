@@ -11,7 +11,6 @@ from millrace.devices import DeviceGroup
 from millrace.errors import MillraceError, NonFiniteError, TaskError
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays
-from millrace.pipelines.runtime.arriving import MaybeArriving
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
@@ -98,7 +97,7 @@ class StageTasks:
         state: StageState,
         buffers: Buffers,
         *steps: np.ndarray,
-    ) -> dict[int, MaybeArriving]:
+    ) -> dict[int, jax.Array]:
         """Runs the stage forward, and returns its leaves of the step's result by their index."""
         stage, index = self._stage, self._index
         sent, results = None, None
@@ -241,7 +240,7 @@ class StageTasks:
                 for consumer in stages:
                     buffers.send(consumer, micro_batch, number, array)
 
-    def _share(self, results: Arrays | None) -> dict[int, MaybeArriving]:
+    def _share(self, results: Arrays | None) -> dict[int, jax.Array]:
         """Returns the results of forward by their index, in every process."""
         indices = self._stage.results
         if self._to_all is None:

@@ -4,8 +4,7 @@
             d1 ══════> e1              replica 1: to another process, see links.py
 
 Every process that has a device of either stage creates the edge, and calls `move` as often and in
-the same order as the others. No call waits for the other processes or for the arrays; arrays from
-another process may be `Arriving`, for which the task that takes them waits.
+the same order as the others. No call waits for the other processes or for the arrays.
 
 Copies    within this process
 Edge      between processes; those that have a device of either group call it together
@@ -25,14 +24,7 @@ from millrace._compat.jax_processes import Assembly, shards
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays
-from millrace.pipelines.runtime.arriving import (
-    Arriving,
-    MaybeArriving,
-    Specs,
-    all_arrived,
-    arriving,
-)
-from millrace.pipelines.runtime.links import Pull, link
+from millrace.pipelines.runtime.links import Specs, link
 from millrace.processes.agreement import own_copy
 from millrace.pytrees import Array
 
@@ -46,7 +38,7 @@ class Edge:
         Args:
             source: devices that arrays come from, one for each replica.
             target: devices that they go to, as many.
-            transport: between processes, "local", "pull" or "permute"; None: the fastest.
+            transport: between processes, "pull" or "permute"; None: the faster one.
 
         Raises:
             ProcessError: if the server of another process does not start in time.
@@ -66,14 +58,7 @@ class Edge:
         ]
         self._receives = any(arrives for _, _, arrives in self._links)
 
-    @property
-    def is_fetched_later(self) -> bool:
-        """Whether what this process sends must stay as it is until it has arrived."""
-        return any(isinstance(each, Pull) for _, each, _ in self._links)
-
-    def move(
-        self, arrays: Sequence[jax.Array] | None, specs: Specs
-    ) -> Sequence[MaybeArriving] | None:
+    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> Arrays | None:
         """Starts the move of some arrays.
 
         Args:
@@ -99,7 +84,7 @@ class Edge:
             for spec, sharding in zip(specs, shardings, strict=True)
         ]
         local = [shards(array) for array in arrays or ()]
-        arrived: list[Sequence[MaybeArriving]] = []
+        arrived: list[Arrays] = []
         for index, one, arrives in self._links:
             own = None if index is None else [each[index] for each in local]
             moved = one.move(own, shard_specs)
@@ -107,16 +92,11 @@ class Edge:
                 arrived.append(moved)
         if not self._receives:
             return None
-        by_array = list(zip(*arrived, strict=True))
-
-        def assembled() -> Arrays:
-            return [
-                self._assembly(sharding)(spec, all_arrived(each))
-                for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
-            ]
-
-        is_late = any(isinstance(each, Arriving) for parts in by_array for each in parts)
-        return arriving(assembled, len(specs)) if is_late else assembled()
+        by_array = zip(*arrived, strict=True)
+        return [
+            self._assembly(sharding)(spec, each)
+            for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
+        ]
 
     def _assembly(self, sharding: Sharding) -> Assembly:
         if sharding not in self._assemblies:
@@ -125,7 +105,7 @@ class Edge:
 
 
 # Takes arrays on one group and returns them on another; None in a process without that group.
-MoveArrays = Callable[[Arrays | None, Specs], Sequence[MaybeArriving] | None]
+MoveArrays = Callable[[Arrays | None, Specs], Arrays | None]
 
 
 def on_device(value: jax.Array, device: jax.Device) -> jax.Array:
@@ -189,12 +169,7 @@ class ToAll:
             if here in (first.process_index, process)
         ]
 
-    @property
-    def is_fetched_later(self) -> bool:
-        """Whether the values of this process must stay as they are until they have arrived."""
-        return any(edge.is_fetched_later for edge in self._edges)
-
-    def share(self, arrays: Sequence[Array] | None, specs: Specs) -> Sequence[MaybeArriving]:
+    def share(self, arrays: Sequence[Array] | None, specs: Specs) -> Arrays:
         """Returns the values in this process, before they have arrived.
 
         Args:
@@ -220,7 +195,7 @@ class Sent(NamedTuple):
 class Arrival(NamedTuple):
     """A value that has come to stages of this process."""
 
-    array: MaybeArriving
+    array: jax.Array
     number: int  # of the value
     stages: tuple[int, ...]  # that take it
 

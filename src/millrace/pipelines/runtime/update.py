@@ -23,7 +23,7 @@ from millrace.pipelines.programs.split import Arrays, Slot
 from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.pipelines.programs.stage_taps import Bundle, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
-from millrace.pipelines.runtime.arriving import Specs, arrived
+from millrace.pipelines.runtime.links import Specs
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.tasks import FindExecutable
 from millrace.pipelines.runtime.transfer import MoveArrays, make_move, takes_part
@@ -135,8 +135,9 @@ class UpdateMoves:
 def _arrived(move: _Move, arrays: Arrays | None) -> Iterator[tuple[tuple[Slot, int], jax.Array]]:
     moved = move.run(arrays, move.specs)
     if moved is not None:
-        for slot, array in zip(move.slots, moved, strict=True):
-            yield (slot, move.target), arrived(array)
+        # If the other process has failed, these are errors, and must not become weights.
+        for slot, array in zip(move.slots, jax.block_until_ready(moved), strict=True):
+            yield (slot, move.target), array
 
 
 class StageUpdate:

@@ -6,10 +6,10 @@ task (pass, stage, micro-batch)  ->  the stage's task    tasks.py
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from millrace.pipelines.programs.split import Arrays
-from millrace.pipelines.runtime.arriving import MaybeArriving
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.micro_batches import MicroBatch
 from millrace.pipelines.runtime.stage_state import StageState
@@ -43,7 +43,7 @@ class UpdateTasks:
         self.buffers = Buffers()
         self.sums: list[Arrays] = [stage.zeros() for stage in shape.stages]
         # By micro-batch, the leaves of the step's result by their index.
-        self.results: list[dict[int, MaybeArriving]] = [{} for _ in micro_batches]
+        self.results: list[dict[int, jax.Array]] = [{} for _ in micro_batches]
 
     def run(self, task: Task) -> None:
         """Dispatches one task."""

@@ -1,7 +1,7 @@
 // Feeds: is there always a block ready? And the speed of the loop over time.
 
 function feedsTab(run) {
-  if (!run.feeds.length && !run.executions.length && !run.verdicts.length) {
+  if (!run.feeds.length && !run.executions.length) {
     return [section("Feeds", "", empty("No loop has fed data to a device", "A run samples the queue of its infeed and the speed of its executions while it trains, evaluates or predicts.", REPORT_DIR))];
   }
   const keys = [...new Set([...run.executions, ...run.feeds].map(keyOfSeries))];
@@ -10,7 +10,6 @@ function feedsTab(run) {
   const show = (k) => fill(host, feedView(run, keys[k]));
   if (keys.length) show(longest);
   return [
-    verdictsOf(run),
     keys.length > 1 ? section("", "", element("div", { class: "bar" }, select("Loop", keys.map(nameOfKey), longest, show))) : null,
     host,
   ];
@@ -135,23 +134,5 @@ function feedCurves(series, began, from) {
       ],
       height: 170,
     }),
-  );
-}
-
-function verdictsOf(run) {
-  return run.verdicts.map((verdict) =>
-    section(
-      "Benchmark of the data set",
-      `${plural(verdict.steps, "step")} each`,
-      bars(
-        [
-          ["loading alone", verdict.loader_seconds, COLORS[0]],
-          ["the model alone", verdict.model_seconds, COLORS[2]],
-          ["both together", verdict.both_seconds, COLORS[1]],
-        ].map(([name, seconds, background]) => ({ name, parts: [{ name: "of a step", value: number(seconds) || 0, color: background }] })),
-        secondsText,
-      ),
-      element("p", { class: "advice" }, verdict.verdict),
-    ),
   );
 }

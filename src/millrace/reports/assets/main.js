@@ -12,6 +12,7 @@ const TABS = [
   ["compare", "Compare", compareTab],
 ];
 const here = { tab: DATA.runs.length > 1 ? "compare" : "summary", run: 0 };
+const RELOAD_AFTER = 30000; // milliseconds without a touch
 const panel = element("main", { id: "panel", role: "tabpanel", tabindex: "-1" });
 let areColumnsHere = false;
 
@@ -107,8 +108,21 @@ function foot() {
   );
 }
 
+// The page of a run that goes on is written anew, and then loaded, unless somebody is reading it.
+function reloadWhileItRuns() {
+  if (DATA.runs.length > 1 || DATA.runs[0].outcome !== "running") return;
+  let timer;
+  const wait = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => location.reload(), RELOAD_AFTER);
+  };
+  for (const kind of ["pointermove", "wheel", "keydown"]) window.addEventListener(kind, wait, { passive: true });
+  wait();
+}
+
 function begin() {
   readFragment();
+  reloadWhileItRuns();
   document.getElementById("page").replaceChildren(element("header", { id: "head" }), panel, foot(), tooltip);
   drawHead();
   panel.replaceChildren(element("p", { class: "note" }, "Reading the numbers …"));
