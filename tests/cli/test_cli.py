@@ -1,4 +1,6 @@
 import json
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -179,35 +181,10 @@ def test_runs_as_a_program_and_prints_plain_ascii_into_a_pipe():
     assert b"\x1b" not in result.stdout
 
 
-FEEDS = """
-import itertools
-import keras
-import numpy as np
-
-batch = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
-listed = [batch] * 7
-
-def endless():
-    return itertools.repeat(batch)
-
-def broken():
-    raise KeyError("no such directory")
-
-def of_size(rows):
-    return listed
-
-def model():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-
-built = model()
-"""
-
-
 @pytest.fixture
 def feeds(tmp_path, monkeypatch):
-    (tmp_path / "feeds_of_cli.py").write_text(FEEDS)
+    feeds = pathlib.Path(__file__).parent / "feeds_to_benchmark.py"
+    shutil.copy(feeds, tmp_path / "feeds_of_cli.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
