@@ -591,35 +591,12 @@ def test_a_pipeline_without_what_is_known_of_its_stages(pipelined, tmp_path):
     assert same(result, plain)
 
 
-SCRIPT = """
-import json, sys
-import millrace
-import keras
-import numpy as np
-
-directory, loads, offset = sys.argv[1], sys.argv[2] == "load", float(sys.argv[3])
-
-class Shifted(keras.layers.Layer):
-    def call(self, x):
-        return x + offset
-
-keras.utils.set_random_seed(0)
-strategy = millrace.Strategy(devices=1)
-count = strategy.load_executables(directory) if loads else 0
-with strategy.scope():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, "tanh"), Shifted()])
-model.compile("adam", "mse", steps_per_execution=4)
-x = np.random.RandomState(0).rand(32, 8).astype("float32")
-losses = model.fit(x, x[:, :4], batch_size=8, epochs=2, verbose=0).history["loss"]
-if not loads:
-    count = strategy.export_executables(directory)
-print(json.dumps([losses, count, [r.origin.value for r in strategy.compile_log]]))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "export_script.py"
 
 
 def in_process(directory, what, offset=1.0, cache="off"):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(directory), what, str(offset)],
+        [sys.executable, str(SCRIPT), str(directory), what, str(offset)],
         env={**os.environ, "MILLRACE_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
