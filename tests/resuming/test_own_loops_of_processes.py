@@ -16,7 +16,7 @@ import millrace
 millrace.distributed.initialize()
 import jax, keras, numpy as np
 from millrace.loops.replication import cross_replica_mean, replication_index
-from millrace.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
 directory, last, killed = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "killed"
 keras.utils.set_random_seed(1)

@@ -4,14 +4,14 @@
     millrace launch      runs a script as several processes on this machine
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
-    millrace port        lists the parts of an IPU program that will not run
-    millrace run         runs an IPU program unchanged
-    millrace poprun      runs one as several processes, by the command line of an IPU
     millrace checkpoint  lists, verifies and exports the checkpoints of a training
+
+Other distributions add commands: entry points of the group "millrace.commands".
 
 Drawings and tables are plain ASCII, with colors on a terminal.
 """
 
+import importlib.metadata
 import os
 from typing import Any
 
@@ -19,11 +19,9 @@ import click
 
 from millrace.cli import checkpoint as cli_checkpoint
 from millrace.cli import compilation as cli_compilation
-from millrace.cli import porting as cli_porting
 from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.launch_options import launch_options
-from millrace.cli.poprun import poprun_command
 from millrace.cli.simulate import simulate_command
 from millrace.cli.types import as_options
 from millrace.errors import MillraceError
@@ -53,12 +51,13 @@ def main() -> None:
 for _command in (
     *cli_checkpoint.COMMANDS,
     *cli_compilation.COMMANDS,
-    *cli_porting.COMMANDS,
     *cli_report.COMMANDS,
-    poprun_command,
     simulate_command,
 ):
     main.add_command(_command)
+
+for _entry in importlib.metadata.entry_points(group="millrace.commands"):
+    main.add_command(_entry.load())
 
 
 @main.command("launch", context_settings={"allow_interspersed_args": False})
