@@ -18,12 +18,12 @@ FAST := "not slow and not gpu and not exhaustive"
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-$(READY): requirements/dev.txt pyproject.toml
+$(READY): requirements/dev.txt pyproject.toml millrace-ipu/pyproject.toml
 	@test -d $(VENV) || $(PY) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "$(PY) cannot make a virtual environment: apt-get install python3-venv, then again"; exit 1; }
 	@echo "installing $$(grep -c == requirements/dev.txt) packages into $(VENV), which takes some minutes ..."
 	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@touch $@
 
 demo: $(READY)  ## within a budget of memory, cut in two, and faster than plain Keras: a minute
@@ -44,27 +44,27 @@ test-exhaustive: $(READY)  ## every combination of replicas, and more cases of t
 test-oldest:  ## the tests on the oldest supported Keras and JAX
 	@test -d .venv-oldest || $(PY) -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check -r requirements/oldest.txt
-	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e . -e ./millrace-ipu
 	@.venv-oldest/bin/python $(PYTEST) -m $(FAST)
 
 test-next:  ## the tests on the next Keras and the newest JAX for the python3 at hand; TESTS=... for some
 	@test -d .venv-next || $(PY) -m venv .venv-next
 	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/next.txt
-	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-next/bin/python $(PYTEST) -m $(FAST) $(TESTS)
 
 test-sources:  ## the tests that read from tensorflow and torch, with both installed (1 GB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/sources.txt
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0
-	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/tf_standin/test_real_data.py
+	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
+	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/millrace_ipu/tf_standin/test_real_data.py
 
 test-clusters:  ## the tests on Ray, and on Slurm and Open MPI where they are installed (1 GB)
 	@test -d .venv-clusters || $(PY) -m venv .venv-clusters
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check "ray[train]==2.60.0" kubernetes==37.0.2
-	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-clusters/bin/python -m pytest -q -rs tests/test_clusters.py
 
 test-all: test  ## the tests on every other python that is installed, too

@@ -102,7 +102,7 @@ def test_every_step_names_a_script_that_is_there_and_the_tests_marked_gpu(gpu, c
     scripts = {each.script for each in gpu.STEPS} - {"pytest"}
     assert all((ROOT / "benchmarks" / script).exists() for script in scripts)
     assert gpu.gpu_tests() == [
-        "tests/ipu/test_f47_on_a_device.py",
+        "tests/millrace_ipu/ipu/test_f47_on_a_device.py",
         "tests/pipelines/test_host_memory.py",
     ]
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--dry-run"])

@@ -1,10 +1,8 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
+    extend.py            for packages that put another library's words on top of millrace
     cli/                 the command `millrace`
-    porting/             runs IPU programs as they are, and reports what will not carry over
-    ipu/                 `tensorflow.python.ipu`, on Keras 3 and JAX
     function_pipelines/  pipelines of functions, in place of a model's layers
-    tensorflow/          the part of TensorFlow that IPU programs use
     optimizers/          optimizers around another one, such as one that shows gradients
     callbacks/           look at a model while it trains
     loop_checkpoints/    saves own loops, which go on from there with the same numbers
@@ -47,6 +45,7 @@
     _backend.py          makes JAX the backend of Keras
     threads/             values of one thread, and tables that threads share
     errors.py            everything raised on purpose
+    own_code.py          which code is ours, where a line of the user's is looked for
     collector.py         Python's collector of garbage, held back while programs are traced
     pytrees.py           types of trees of arrays
 
@@ -88,11 +87,9 @@ _MODULES = (
     "callbacks",
     "distributed",
     "errors",
-    "ipu",
     "layers",
     "optimizers",
     "records",
-    "tensorflow",
 )
 
 

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.benchmark.command import load
 from millrace.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from millrace.errors import DataError, DTypeError, OptionError
 from own_threads import own_threads
@@ -349,61 +348,3 @@ def test_a_pydataset_is_told_that_its_epoch_ends():
 
 
 # Names on a command line.
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A directory of modules that no other test has imported."""
-    package = tmp_path / "loaders_of_test"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "images.py").write_text("import os\ntrain = [1]\n_hidden = 2\n")
-    (package / "broken.py").write_text("import module_that_nobody_has\n")
-    (package / "random.py").write_text("import images\nnumbers = images.train\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    yield tmp_path
-    modules = __import__("sys").modules
-    for name in [n for n in modules if n.startswith(("loaders_of_test", "images", "_benchmarked"))]:
-        del modules[name]
-
-
-def test_names_of_modules_and_files(here):
-    assert load("loaders_of_test.images:train") == [1]
-    assert load("loaders_of_test/random.py:numbers") == [1]  # and its neighbours
-    assert load(f"{here}/loaders_of_test/images.py:train") == [1]
-    assert load("random:random") is __import__("random").random  # not the file beside
-    first = load("loaders_of_test/random.py:numbers")
-    assert load("loaders_of_test/random.py:numbers") is first  # imported once
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train", "'train' does not name a variable or a function of a module. Write module:name"),
-        ("images:", "'images:' does not name"),
-        (":train", "':train' does not name"),
-        ("images:a b", "'images:a b' does not name"),
-        ("loader_of_test.images:train", "no module 'loader_of_test', neither installed nor in"),
-        ("loader_of_test.images:train", "Did you mean 'loaders_of_test'? It has: loaders_of_test."),
-        ("loaders_of_test.image:train", "Did you mean 'images'? It has: broken, images, random."),
-        (".images:train", "There is no module '.images'"),
-        ("loaders_of_test.images:trian", "has no 'trian'. Did you mean 'train'? It has: train."),
-        ("loaders_of_test/images.py:x", "loaders_of_test/images.py has no 'x'. It has: train."),
-        ("loaders_of_test/image.py:x", "There is no file 'loaders_of_test/image.py'. Did you mean"),
-        ("nowhere/image.py:x", "There is no file 'nowhere/image.py'. There are no others."),
-        ("loaders_of_test:x", "loaders_of_test has no 'x'. There are no others."),
-    ],
-)
-def test_names_that_are_not_there(here, text, message):
-    with pytest.raises(OptionError) as caught:
-        load(text)
-    assert message in str(caught.value)
-
-
-def test_errors_of_a_module_are_its_own(here):
-    with pytest.raises(ModuleNotFoundError, match="module_that_nobody_has"):
-        load("loaders_of_test.broken:x")
-    for _ in range(2):  # a file that failed is not taken for one that was imported
-        with pytest.raises(ModuleNotFoundError, match="module_that_nobody_has"):
-            load("loaders_of_test/broken.py:x")

@@ -283,9 +283,7 @@ def test_each_thread_has_its_own_lookup(tmp_path):
     assert {number: lookup.hit for number, lookup in lookups.items()} == {
         10: True, 11: False, 12: False, 13: False
     }  # fmt: skip
-    assert {entry.program for entry in cache_files.entries(tmp_path)} == {
-        "train_run", "program 11", "program 12", "program 13"
-    }  # fmt: skip
+    assert len(list(cache_files.files(tmp_path))) == 4
 
 
 def test_what_identified_a_program_is_known_afterwards(tmp_path):

@@ -1,6 +1,3 @@
-import json
-import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -8,7 +5,6 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.cli.main import main
-from millrace.compiling import progress
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.sequential import batch_serialized
 from millrace.schedules.text import grid, write
@@ -25,21 +21,12 @@ def run(*words, width=100, size=SIZE):
 
 def test_the_flags():
     assert set(main.commands) == {
-        *("benchmark", "cache", "checkpoint", "compile-log", "launch", "port", "poprun"),
+        *("checkpoint", "compile-log", "launch", "port", "poprun"),
         *("report", "run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["compile-log"].params for flag in p.opts) == (
         "--json --recompilations run"
     )
-    assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
-        "--epochs --elements --json --infeed dataset"
-    )
-    cache = main.commands["cache"].commands
-    assert {name: [p.opts[0] for p in command.params] for name, command in cache.items()} == {
-        "clear": ["--older-than", "--dir"],
-        "list": ["--json", "--all", "--dir"],
-        "stats": ["--json", "--dir"],
-    }
     checkpoint = main.commands["checkpoint"].commands
     assert {name: [p.opts[0] for p in command.params] for name, command in checkpoint.items()} == {
         "export": ["--step", "directory", "out"],
@@ -179,96 +166,3 @@ def test_runs_as_a_program_and_prints_plain_ascii_into_a_pipe():
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
     assert b"\x1b" not in result.stdout
-
-
-@pytest.fixture
-def feeds(tmp_path, monkeypatch):
-    feeds = pathlib.Path(__file__).parent / "feeds_to_benchmark.py"
-    shutil.copy(feeds, tmp_path / "feeds_of_cli.py")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    sys.modules.pop("feeds_of_cli", None)
-
-
-def benchmark(*words, **environment):
-    few = ["--epochs", "2", "--elements", "3"]
-    return CliRunner().invoke(
-        main, ["benchmark", *few, *words], env={"COLUMNS": "100", **environment}
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["feeds_of_cli:endless", "feeds_of_cli:listed", "feeds_of_cli.py:listed"]
-)
-def test_benchmark_prints_a_table(feeds, name):
-    result = benchmark(name)
-    assert result.exception is None
-    lines = result.stdout.splitlines()
-    assert lines[0].split() == ["epoch", "elements/s", "GB/s", "seconds"]
-    assert [line.split()[:-3] for line in lines[1:3]] == [["data", "set", "1"], ["2"]]
-    assert lines[4].startswith("first element after 0.")
-    assert len(lines) == 5
-    assert result.stderr == ""
-
-
-def test_benchmark_with_infeed(feeds):
-    words = "feeds_of_cli:endless", "--infeed"
-    lines = benchmark(*words).stdout.splitlines()
-    assert [line.split()[:-3] for line in lines[1:5]] == [
-        ["data", "set", "1"],
-        ["2"],
-        ["infeed", "1"],
-        ["2"],
-    ]
-    report = json.loads(benchmark(*words, "--json").stdout)
-    assert set(report) == {"epochs", "first_element_seconds", "infeed"}
-    assert report["epochs"][0]["elements_processed"] == 3
-    assert len(report["infeed"]["epochs"]) == 2
-
-
-def test_benchmark_shows_progress_and_keeps_it_out_of_the_results(feeds, monkeypatch):
-    monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
-    result = benchmark("feeds_of_cli:endless", "--json", FORCE_COLOR="1")
-    assert set(json.loads(result.stdout)) == {"epochs", "first_element_seconds"}
-    assert "measuring" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["feeds_of_cli:endles"],
-            "feeds_of_cli has no 'endles'. Did you mean 'endless'? It has: b",
-        ),
-        (["feed_of_cli:endless"], "There is no module 'feed_of_cli', neither installed nor in "),
-        (["feed.py:endless"], "no file 'feed.py'. Did you mean 'feeds_of_cli.py'?"),
-        (["feeds_of_cli"], "'feeds_of_cli' does not name a variable or a function of a module."),
-        (["feeds_of_cli:endless", "--epochs", "0"], "--epochs must be at least 1. Received: 0."),
-        (
-            ["feeds_of_cli:endless", "--elements", "-1"],
-            "--elements must be at least 1. Received: -",
-        ),
-        (
-            ["feeds_of_cli:listed", "--elements", "4"],
-            "ended after 7 elements, but 2 epochs of 4 el",
-        ),
-        (
-            ["feeds_of_cli:of_size"],
-            "missing a required argument: 'rows'. Set dataset=lambda: of_si",
-        ),
-        (["feeds_of_cli:batch"], "a value of type tuple, which is not divided into batches"),
-    ],
-)
-def test_errors_of_benchmark(feeds, words, message):
-    result = benchmark(*words)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: ")
-    assert message in result.stderr
-    assert result.stdout == ""
-
-
-def test_an_error_of_the_data_set_keeps_its_traceback(feeds):
-    result = benchmark("feeds_of_cli:broken")
-    assert isinstance(result.exception, KeyError)
-    assert result.exc_info[2].tb_next is not None

@@ -10,8 +10,8 @@ from compared_loops import PLAIN, Way, printed, run
 from packaging.version import Version
 
 from for_versions import needs_keras
-from millrace import tensorflow as tf
 from millrace.callbacks import NaNWatch, TensorStatistics
+from millrace_ipu import tensorflow as tf
 
 RTOL = 1e-5  # float32 losses, of programs that add in another order
 BATCHES, ROWS = 7, 4

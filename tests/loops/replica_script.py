@@ -16,7 +16,6 @@ import jax.numpy as jnp  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from millrace import ipu  # noqa: E402
 from millrace.errors import DataError  # noqa: E402
 from millrace.loops.replication import (  # noqa: E402
     cross_replica_mean,
@@ -24,7 +23,8 @@ from millrace.loops.replication import (  # noqa: E402
     current_group,
     replication_index,
 )
-from millrace.optimizers.cross_replica import CrossReplicaOptimizer  # noqa: E402
+from millrace_ipu import ipu  # noqa: E402
+from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer  # noqa: E402
 
 COUNT = len(jax.devices())
 

@@ -21,9 +21,9 @@ from millrace.loops.replication import (
     replicas,
     replication_index,
 )
-from millrace.optimizers.accumulating import AccumulatingOptimizer
-from millrace.optimizers.cross_replica import CrossReplicaOptimizer
 from millrace.taps.outfeed import OutfeedQueue
+from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
 
 def devices_of(count):

@@ -6,11 +6,11 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.ipu.optimizers import MapGradientOptimizer
 from millrace.loops.repeat import repeat
 from millrace.loops.replication import in_replica
-from millrace.optimizers.accumulating import AccumulatingOptimizer
-from millrace.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers import MapGradientOptimizer
+from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
 
 def ones(dtype="float32"):
@@ -94,7 +94,7 @@ def test_a_stage_exchanges_nothing_by_itself():
     weight = ones()
     with (
         in_replica(0, 2),
-        pytest.raises(UnsupportedError, match="wrap the optimizer in CrossReplicaOptimizer"),
+        pytest.raises(UnsupportedError, match="Average the gradients in the optimizer"),
     ):
         optimizer.apply([np.ones(2, np.float32)], [weight])
 

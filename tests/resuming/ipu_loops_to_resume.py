@@ -4,10 +4,10 @@ import keras
 import numpy as np
 from loops_to_resume import STEPS, batches, network
 
-from millrace import ipu
-from millrace import tensorflow as tf
-from millrace.ipu.ops.pipelining_ops import OptimizerFunctionOutput, pipeline
-from millrace.tensorflow.compat import v1
+from millrace_ipu import ipu
+from millrace_ipu import tensorflow as tf
+from millrace_ipu.ipu.ops.pipelining_ops import OptimizerFunctionOutput, pipeline
+from millrace_ipu.tensorflow.compat import v1
 
 ops = keras.ops
 

@@ -12,8 +12,8 @@ import numpy as np
 
 import millrace
 from millrace.loops.replication import cross_replica_mean, replication_index
-from millrace.optimizers.accumulating import AccumulatingOptimizer
-from millrace.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
 STEPS = 4  # of a call
 ops, layers = keras.ops, keras.layers

@@ -19,7 +19,7 @@ from millrace._compat.patch_table import EPOCH_ITERATOR, FIT
 from millrace._compat.patches import While, patches_in
 from millrace.errors import MillraceError, ModelError
 from millrace.fit.controller import controller_of
-from millrace.ipu.ipu_strategy import IPUStrategy
+from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 
 X = np.linspace(-1, 1, 48, dtype="float32").reshape(12, 4)
 Y = np.linspace(0, 1, 36, dtype="float32").reshape(12, 3)

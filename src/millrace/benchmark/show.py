@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.table import Table
 
 from millrace.errors import DataError
 from millrace.records.feed_benchmark import Supply, SupplyEpoch
@@ -81,20 +80,3 @@ def tell_epoch(epochs: int, prints: bool, number: int, epoch: SupplyEpoch) -> No
     logger.info(line)
     if prints:
         say(line)
-
-
-def supply_table(supplies: dict[str, Supply]) -> Table:
-    """Returns a table with a row for each epoch of each supply."""
-    table = Table("", "epoch", "elements/s", "GB/s", "seconds", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, supply in supplies.items():
-        for number, epoch in enumerate(supply.epochs, 1):
-            table.add_row(
-                name if number == 1 else "",
-                str(number),
-                f"{epoch.elements_per_second:,.1f}",
-                f"{epoch.bandwidth:.3f}",
-                f"{epoch.time_elapsed:.3f}",
-            )
-    return table

@@ -17,14 +17,12 @@ on damaged ones.
 
 import hashlib
 import json
-import math
-import pathlib
 import struct
 import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from millrace.records.cache import CacheEntry, EntryLabels
+from millrace.records.cache import EntryLabels
 from millrace.records.json_text import parse_json
 from millrace.records.printable import printable
 
@@ -171,34 +169,3 @@ def unpack(content: bytes, key: str, environment: str) -> tuple[bytes, tuple[str
     if not isinstance(layers, list) or not all(isinstance(each, str) for each in layers):
         raise DamagedEntryError("its header is damaged")
     return bytes(payload), tuple(layers)
-
-
-def read_entry(path: pathlib.Path, nbytes: int, used: float) -> CacheEntry:
-    """Returns the header of a file, without reading the executable; little of it if damaged."""
-    try:
-        with open(path, "rb") as file:
-            fields = fields_of(_FORMAT.read_header(file))
-        return CacheEntry(
-            path=path,
-            nbytes=nbytes,
-            used=used,
-            module=_label(fields["module"]),
-            model=_label(fields["model"]),
-            program=_label(fields["program"]),
-            batch=_label(fields["batch"]),
-            created=_moment(fields["created"]),
-        )
-    except (OSError, DamagedEntryError, KeyError, TypeError, ValueError, OverflowError):
-        return CacheEntry(path=path, nbytes=nbytes, used=used, module=path.name.rpartition("-")[0])
-
-
-def _label(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text expected. Received: {type(value).__name__}")
-    return value[:_LONGEST_LABEL]
-
-
-def _moment(value: object) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"seconds expected. Received: {type(value).__name__}")
-    return float(value)

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millrace._compat import jax_cache
-from millrace.cache.entry import SUFFIX, read_entry
+from millrace.cache.entry import SUFFIX
 from millrace.cache.private import make_private
-from millrace.records.cache import CacheEntry
 
 KEYS = "keys"
 KEY_SUFFIX = ".key"
@@ -82,12 +81,6 @@ def key_files(root: pathlib.Path) -> Iterator[File]:
     return _files(root / KEYS, KEY_SUFFIX)
 
 
-def entries(root: pathlib.Path) -> list[CacheEntry]:
-    """Returns the headers of all files of a cache, the last used first."""
-    by_use = sorted(files(root), key=lambda file: -file.used)
-    return [read_entry(file.path, file.nbytes, file.used) for file in by_use]
-
-
 def remove(path: pathlib.Path) -> bool:
     """Removes a file; returns whether this call has removed it."""
     try:
@@ -97,30 +90,6 @@ def remove(path: pathlib.Path) -> bool:
     return True
 
 
-def clear(root: pathlib.Path, older_than: float = 0.0) -> tuple[int, int]:
-    """Removes the files of a cache, and nothing else.
-
-    Args:
-        root: of the cache.
-        older_than: seconds; files that were used since then stay. 0 removes all.
-
-    Returns:
-        The number of executables removed, and their bytes.
-    """
-    before = time.time() - older_than
-    count = nbytes = 0
-    for file in list(files(root)):
-        if (not older_than or file.used < before) and remove(file.path):
-            count += 1
-            nbytes += file.nbytes
-    for file in list(key_files(root)):
-        if not older_than or file.used < before:
-            remove(file.path)
-    remove_abandoned(root)
-    _remove_empty(root)
-    return count, nbytes
-
-
 def remove_abandoned(root: pathlib.Path) -> None:
     """Removes temporary files whose writers are gone."""
     before = time.time() - _ABANDONED_SECONDS
@@ -128,12 +97,6 @@ def remove_abandoned(root: pathlib.Path) -> None:
         for file in _files(directory, _TEMPORARY):
             if file.used < before:
                 remove(file.path)
-
-
-def _remove_empty(root: pathlib.Path) -> None:
-    for directory in (*_environments(root), root / KEYS):
-        with contextlib.suppress(OSError):  # not empty
-            directory.rmdir()
 
 
 def write(path: pathlib.Path, content: bytes) -> None:

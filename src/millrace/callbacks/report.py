@@ -9,11 +9,10 @@ import keras
 from millrace.arguments import checked
 from millrace.errors import ModelError
 from millrace.fit.controller import controller_of
-from millrace.options import directory_path, truth
+from millrace.options import directory_path
 from millrace.plan import Mode
 from millrace.recording.calls import record_call
 from millrace.recording.run import open_run
-from millrace.recording.without_recomputation import record_without_recomputation
 
 
 class Report(keras.callbacks.Callback):
@@ -29,14 +28,11 @@ class Report(keras.callbacks.Callback):
     async_safe = True
 
     @checked
-    def __init__(self, directory: str | os.PathLike[str], *, without_recomputation: bool = False):
+    def __init__(self, directory: str | os.PathLike[str]):
         """Chooses the directory, which is made when the call begins.
 
         Args:
             directory: of the records; the page is `report.html` in it.
-            without_recomputation: whether a training that computes values again is compiled once
-                more without that, at the end of fit, so that its memory stands beside the other.
-                It never runs. A budget compiles such a program anyway.
 
         Raises:
             OptionError: if it is no path; when the call begins, if it cannot be made.
@@ -44,7 +40,6 @@ class Report(keras.callbacks.Callback):
         """
         super().__init__()
         self._directory = directory_path("directory", directory)
-        self._without_recomputation = truth("without_recomputation", without_recomputation)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Begins to write the records of a fit."""
@@ -57,13 +52,6 @@ class Report(keras.callbacks.Callback):
     def on_predict_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Begins to write the records of a predict."""
         self._begin(Mode.PREDICT)
-
-    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Writes the memory of the same training without recomputation, if that was asked for."""
-        model: Any = self.model
-        controller = controller_of(model)
-        if self._without_recomputation and controller is not None:
-            record_without_recomputation(controller)
 
     def _begin(self, mode: Mode) -> None:
         model: Any = self.model

@@ -2,38 +2,29 @@
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
     millrace launch      runs a script as several processes on this machine
-    millrace benchmark   measures how fast a data set supplies batches
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
-    millrace port        lists the parts of an IPU program that will not run
-    millrace run         runs an IPU program unchanged
-    millrace poprun      runs one as several processes, by the command line of an IPU
-    millrace cache       shows or removes the executables that are cached on disk
     millrace checkpoint  lists, verifies and exports the checkpoints of a training
+
+Other distributions add commands: entry points of the group "millrace.commands".
 
 Drawings and tables are plain ASCII, with colors on a terminal.
 """
 
+import importlib.metadata
 import os
-import pathlib
 from typing import Any
 
 import click
 
-from millrace.benchmark.command import benchmark_feed
-from millrace.cli import cache_table
 from millrace.cli import checkpoint as cli_checkpoint
 from millrace.cli import compilation as cli_compilation
-from millrace.cli import porting as cli_porting
 from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.launch_options import launch_options
-from millrace.cli.poprun import poprun_command
 from millrace.cli.simulate import simulate_command
-from millrace.cli.types import FiniteRange, as_options
+from millrace.cli.types import as_options
 from millrace.errors import MillraceError
-
-TIME = FiniteRange(0, min_open=True)
 
 
 class Commands(click.Group):
@@ -60,12 +51,13 @@ def main() -> None:
 for _command in (
     *cli_checkpoint.COMMANDS,
     *cli_compilation.COMMANDS,
-    *cli_porting.COMMANDS,
     *cli_report.COMMANDS,
-    poprun_command,
     simulate_command,
 ):
     main.add_command(_command)
+
+for _entry in importlib.metadata.entry_points(group="millrace.commands"):
+    main.add_command(_entry.load())
 
 
 @main.command("launch", context_settings={"allow_interspersed_args": False})
@@ -106,75 +98,3 @@ def launch_command(
         restarts=restarts,
     )
     context.exit(launch(options, lambda line: click.echo(line, err=True)))
-
-
-@main.command("benchmark")
-@click.option("--epochs", default=5, type=int, help="Number of epochs to time.", show_default=True)
-@click.option("--elements", default=100, type=int, help="Batches per epoch.", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--infeed", is_flag=True, help="Also measure the data set through the infeed.")
-@click.argument("dataset", metavar="MODULE:DATASET")
-def benchmark_command(
-    epochs: int, elements: int, as_json: bool, infeed: bool, dataset: str
-) -> None:
-    """Measure how fast a data set supplies batches.
-
-    MODULE:DATASET names a variable, or a function without arguments, in a module or in a file.py.
-    Modules may be in the current directory.
-    """
-    report = benchmark_feed(dataset, epochs, elements, infeed)
-    if as_json:
-        click.echo(report.as_json())
-    else:
-        report.print()
-
-
-@main.group("cache")
-def cache_command() -> None:
-    """Show or remove the executables that are cached on disk."""
-
-
-_directory = click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=pathlib.Path),
-    help="Directory of the cache. The default is MILLRACE_CACHE_DIR, or else the user's cache.",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-@cache_command.command("list")
-@_json
-@click.option("--all", "everything", is_flag=True, help="Also list small programs of JAX itself.")
-@_directory
-def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path | None) -> None:
-    """List the executables of models and functions.
-
-    The most recently used come first. JSON output always lists all executables.
-    """
-    cache_table.show_entries(directory, as_json, everything)
-
-
-@cache_command.command("stats")
-@_json
-@_directory
-def cache_stats_command(as_json: bool, directory: pathlib.Path | None) -> None:
-    """Print the number of executables, and their size."""
-    cache_table.show_statistics(directory, as_json)
-
-
-@cache_command.command("clear")
-@click.option(
-    "--older-than",
-    "days",
-    type=TIME,
-    metavar="DAYS",
-    help="Remove only executables that were not used for this number of days.",
-)
-@_directory
-def cache_clear_command(days: float | None, directory: pathlib.Path | None) -> None:
-    """Remove executables.
-
-    Running processes keep the executables that they have loaded, and compile any others again.
-    """
-    cache_table.clear_entries(directory, days)

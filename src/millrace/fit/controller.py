@@ -211,7 +211,7 @@ class Controller:
 
     @contextmanager
     def _writing(self, recorder: LoopRecorder | None) -> Iterator[None]:
-        """Gives the functions a recorder, and ends it."""
+        """Gives the functions a recorder, and ends it, or that of a `Report` which began since."""
         self.functions.recorder, failure = recorder, None
         try:
             yield
@@ -219,7 +219,7 @@ class Controller:
             failure = error
             raise
         finally:
-            self.functions.recorder = None
+            recorder, self.functions.recorder = self.functions.recorder, None
             if recorder is not None:
                 recorder.end(failure)
 

@@ -253,7 +253,7 @@ def _totals(values: list[jax.Array], size: int) -> list[jax.Array]:
     if replica.group is None:
         raise UnsupportedError(
             "A stage of a pipeline cannot exchange values with the stages of other replicas. "
-            "Average the gradients: wrap the optimizer in CrossReplicaOptimizer."
+            "Average the gradients in the optimizer, after the pipeline has added them up."
         )
     if (exchanges := _exchanges.get()) is not None:
         exchanges.append(len(values))

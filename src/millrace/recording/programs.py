@@ -7,14 +7,10 @@ CompileLog.observers -> ProgramRecorder -> its program, read once
 
 import logging
 import threading
-import weakref
-
-import keras
 
 from millrace.compiling.log import NewExecutable
 from millrace.memory.hlo_proto import Module
 from millrace.operations.groups import ProgramCount, program_of
-from millrace.plan import Plan
 from millrace.recording.operations import counted_operations
 from millrace.recording.program_memory import program_memory
 from millrace.records.operations import ProgramOperations
@@ -35,14 +31,11 @@ class ProgramRecorder:
         self._sinks = sinks
         self._lock = threading.Lock()
         self._has_failed: set[str] = set()
-        # The plans of trainings that recompute, of each model the one with the largest batch.
-        self.recomputing: weakref.WeakKeyDictionary[keras.Model, Plan] = weakref.WeakKeyDictionary()
         # By the name of XLA's module: several programs may have the same.
         self.counts: dict[str, list[tuple[ProgramOperations, ProgramCount]]] = {}
 
     def __call__(self, new: NewExecutable) -> None:
         """Writes the records of an executable; an error is logged once, and training goes on."""
-        self._remember(new)
         if not self._sinks:
             return
         try:
@@ -80,11 +73,3 @@ class ProgramRecorder:
                 what, new.record.program, new.record.model, type(error).__name__, error,
                 exc_info=error,
             )  # fmt: skip
-
-    def _remember(self, new: NewExecutable) -> None:
-        model, plan = new.model, new.plan
-        if model is None or plan is None or plan.recompute is None or new.is_trial:
-            return
-        before = self.recomputing.get(model)
-        if before is None or plan.batch.rows >= before.batch.rows:
-            self.recomputing[model] = plan

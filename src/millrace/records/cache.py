@@ -20,25 +20,6 @@ class EntryLabels:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEntry:
-    """One file with an executable, on disk."""
-
-    path: pathlib.Path
-    nbytes: int
-    used: float  # seconds since 1970, of its last use
-    module: str = ""  # JAX's name of it, such as "jit_run"
-    model: str = ""
-    program: str = ""
-    batch: str = ""
-    created: float = 0.0  # seconds since 1970
-
-    @property
-    def environment(self) -> str:
-        """Its version, platform and processor."""
-        return self.path.parent.name
-
-
-@dataclass(frozen=True, slots=True)
 class CacheStatistics:
     """The contents of a cache of executables, and its use by this process."""
 

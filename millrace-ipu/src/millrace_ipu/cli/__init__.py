@@ -1,0 +1,1 @@
+"""The commands for IPU programs."""

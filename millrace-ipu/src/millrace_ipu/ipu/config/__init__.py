@@ -1,0 +1,123 @@
+"""`IPUConfig`: the choice of devices, and advice about every other option.
+
+IPUConfig.auto_select_ipus = n       -> the first n of `jax.devices()`
+IPUConfig.select_ipus = k            -> `jax.devices()[k]`
+IPUConfig.allow_recompute            -> `set_recomputation_options` of every model of a strategy
+IPUConfig.device_connection.type     -> PRE_COMPILE compiles programs without running them
+IPUConfig.configure_ipu_system()     -> the devices of strategies made afterwards
+
+option.py       typed, documented attributes in categories
+categories.py   the attributes, nearly all of them without effect here
+devices.py      the choice of devices, and the configured system
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+
+from millrace.errors import OptionError
+from millrace_ipu.ipu.config import categories, devices, option
+from millrace_ipu.ipu.config.categories import XLA
+from millrace_ipu.ipu.config.categories import DeviceConnectionType as DeviceConnectionType
+from millrace_ipu.ipu.config.categories import (
+    MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour,
+)
+from millrace_ipu.ipu.config.categories import SchedulingAlgorithm as SchedulingAlgorithm
+from millrace_ipu.ipu.config.categories import SelectionOrder as SelectionOrder
+from millrace_ipu.ipu.config.categories import (
+    StochasticRoundingBehaviour as StochasticRoundingBehaviour,
+)
+from millrace_ipu.ipu.config.devices import System as System
+from millrace_ipu.ipu.config.devices import current_system as current_system
+from millrace_ipu.ipu.config.devices import reset_system as reset_system
+from millrace_ipu.ipu.config.option import AttributeMetadata as AttributeMetadata
+from millrace_ipu.ipu.config.option import Category, Option, Subcategory
+
+
+class IPUConfig(Category):
+    """The options of a system of devices. They take effect with `configure_ipu_system`."""
+
+    auto_select_ipus = Option(devices.MANY, [], "Number of devices in each logical device.")
+    select_ipus = devices.Selected(devices.MANY, [], "Device number of each logical device.")
+    allow_recompute = Option(bool, False, "Whether models may recompute activations.")
+    selection_order = Option(SelectionOrder, SelectionOrder.AUTO, "Numbering of chips.", advice=XLA)
+    serialization_output_folder = Option(
+        str, "", "Directory for programs.", advice="Call strategy.export_executables()."
+    )
+    compilation_poplar_options = categories.poplar_option("the compiler")
+    gcl_poplar_options = categories.poplar_option("collectives")
+    convolutions = Subcategory(categories.Convolutions, "Convolutions.")
+    device_connection = Subcategory(categories.DeviceConnection, "Attaching to devices.")
+    experimental = Subcategory(categories.Experimental, "Options that may change.")
+    floating_point_behaviour = Subcategory(categories.FloatingPointBehaviour, "Floating point.")
+    io_tiles = Subcategory(categories.IoTiles, "Tiles that only move data.")
+    ipu_model = Subcategory(categories.IpuModel, "The software model of a device.")
+    matmuls = Subcategory(categories.Matmuls, "Matrix products.")
+    norms = Subcategory(categories.Norms, "Normalization.")
+    optimizations = Subcategory(categories.Optimizations, "Optimizations by the compiler.")
+    pooling = Subcategory(categories.Pooling, "Pooling.")
+    scheduling = Subcategory(categories.Scheduling, "The order of operations.")
+    slices = Subcategory(categories.Slices, "Slices.")
+
+    def configure_ipu_system(self, device: str = "cpu") -> None:
+        """Puts the options in force; see the function of this name."""
+        configure_ipu_system(self, device)
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns all options as nested dicts; enums by name."""
+        return copy.deepcopy(option.as_dict(self))
+
+    def from_dict(self, data: Mapping[str, object]) -> None:
+        """Sets options from the result of `to_dict`, or from some of its entries."""
+        option.put(self, data)
+
+    def to_json(self) -> str:
+        """Returns `to_dict` as text."""
+        return json.dumps(option.as_dict(self))
+
+    def from_json(self, text: str) -> None:
+        """Sets options from the result of `to_json`."""
+        option.put(self, json.loads(text))
+
+    def get_attribute_metadata(self, path: str) -> AttributeMetadata:
+        """Returns types, default and meaning of one attribute.
+
+        Args:
+            path: its name with those of its categories, such as `matmuls.poplar_options`.
+
+        Raises:
+            OptionError: if no attribute has this path.
+        """
+        return option.metadata(type(self), path)
+
+    def __repr__(self) -> str:
+        lines = [f"\n    {line}" for line in option.lines(self)]
+        return f"IPUConfig with{''.join(lines) or ' its defaults'}"
+
+
+def reset_ipu_configuration() -> None:
+    """Removes the configuration, so that another one may follow; strategies keep their devices."""
+    reset_system()
+
+
+def configure_ipu_system(
+    config: IPUConfig, device: str = "cpu", reset_configuration: bool = True
+) -> None:
+    """Puts a configuration in force. Later changes of `config` have no effect.
+
+    Args:
+        config: the options.
+        device: of the original API; ignored.
+        reset_configuration: whether to drop programs compiled under a different configuration.
+
+    Raises:
+        OptionError: if both options choose devices, or one is out of range.
+        DeviceError: if JAX has fewer devices.
+        PlanError: for PRE_COMPILE without a directory for compiled programs.
+    """
+    if not isinstance(config, IPUConfig):
+        raise OptionError(
+            f"configure_ipu_system() takes an IPUConfig. Received: {config!r}. Create one with "
+            "ipu.config.IPUConfig()."
+        )
+    devices.configure(config, reset_configuration)

@@ -1,0 +1,205 @@
+"""The choice of devices by an `IPUConfig`, and the configured system.
+
+auto_select_ipus = n       -> the first n of `jax.devices()`
+auto_select_ipus = [n, m]  -> n of them for the first logical device, m more for the second
+select_ipus = k            -> `jax.devices()[k]`
+
+IPUConfig.configure_ipu_system()     -> `configure`
+"/device:IPU:k"                      -> `System.groups[k]`
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import jax
+
+from millrace.errors import DeviceError, OptionError
+from millrace.extend import ask_for_virtual, devices_of_environment
+from millrace_ipu.ipu.config.categories import DeviceConnectionType
+from millrace_ipu.ipu.config.option import Category, Option, options
+from millrace_ipu.ipu.config.processes import groups_of_processes
+from millrace_ipu.ipu.environment import read_variables
+from millrace_ipu.ipu.no_effect import warn_no_effect
+from millrace_ipu.ipu.pre_compile import begin_pre_compile, end_pre_compile
+from millrace_ipu.ipu.release import reset_release
+
+logger = logging.getLogger("millrace")
+_FLAG = "--xla_force_host_platform_device_count"
+
+PerDevice: TypeAlias = int | Sequence[int]  # one number, or one for each logical device
+MANY = (int, list, tuple)  # the types of these
+
+
+class Selected(Option):
+    """The option `select_ipus`: different numbers, from 0 on."""
+
+    def checked(self, path: str, value: object) -> object:
+        """Returns numbers of devices.
+
+        Raises:
+            DTypeError: for a value of another type.
+            OptionError: for equal or negative numbers.
+        """
+        numbers = _as_list(cast(PerDevice, super().checked(path, value)))
+        if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+            raise OptionError(
+                f"IPUConfig.{path} takes different device numbers from 0 on. Received: {value!r}."
+            )
+        return value
+
+
+def _as_list(numbers: PerDevice) -> list[int]:
+    return [numbers] if isinstance(numbers, int) else list(numbers)
+
+
+def find_groups(auto: PerDevice, selected: PerDevice) -> tuple[tuple[jax.Device, ...], ...]:
+    """Returns the devices of each logical device.
+
+    Args:
+        auto: `auto_select_ipus`: a number of devices, or one for each logical device.
+        selected: `select_ipus`: the index of a device in `jax.devices()`, or one for each logical
+            device.
+
+    Raises:
+        OptionError: if both are set, or a number of devices is below 1.
+        DeviceError: if JAX has fewer devices.
+    """
+    if auto != [] and selected != []:
+        raise OptionError(
+            f"auto_select_ipus={auto!r} and select_ipus={selected!r} both choose devices. Set one "
+            "of them, and leave the other at []."
+        )
+    if selected != []:
+        indices = _as_list(selected)
+        devices = _devices(max(indices) + 1, f"select_ipus={selected!r}")
+        return tuple((devices[index],) for index in indices)
+    sizes = _sizes(auto)
+    devices = _devices(sum(sizes), f"auto_select_ipus={auto!r}")
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return tuple(tuple(devices[end - size : end]) for end, size in zip(ends, sizes, strict=True))
+
+
+def _sizes(auto: PerDevice) -> list[int]:
+    sizes = _as_list(auto) or [1]
+    if min(sizes) < 1:
+        raise OptionError(
+            f"auto_select_ipus takes numbers of devices from 1 on. Received: {auto!r}. Set "
+            "auto_select_ipus=1 for one device."
+        )
+    return sizes
+
+
+def _devices(number: int, option: str) -> Sequence[jax.Device]:
+    ask_for_virtual(number)
+    devices = jax.devices()
+    if len(devices) >= number:
+        return devices
+    hint = f" Set it to {len(devices)} or fewer."
+    if devices[0].platform == "cpu":
+        own = devices_of_environment()
+        hint = (
+            f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
+            f"{number}. Set the environment variable XLA_FLAGS={_FLAG}={number} for this "
+            f"program, or call configure_ipu_system() with {number} devices above everything that "
+            "builds a model, a strategy or an array."
+            if own is None or own >= number
+            else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {_FLAG} in "
+            f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
+        )
+    raise DeviceError(
+        f"{option} takes {number} devices, and there are {len(devices)}: {list(devices)}.{hint}"
+    )
+
+
+@dataclass(frozen=True)
+class System:
+    """A configured system of devices.
+
+    `groups` has the devices of each logical one: `/device:IPU:0`, `/device:IPU:1` and so on.
+    """
+
+    groups: tuple[tuple[jax.Device, ...], ...]
+    allow_recompute: bool = False
+    config: Category | None = None  # a copy of the `IPUConfig`
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices of the first logical device."""
+        return self.groups[0]
+
+    def devices_of(self, ipu_device: str) -> tuple[jax.Device, ...]:
+        """Returns the devices of a logical device.
+
+        Raises:
+            OptionError: if the system has no logical device of that name.
+        """
+        match, number = re.fullmatch(r"/device:IPU:(\d+)", ipu_device), len(self.groups)
+        if not match or int(match[1]) >= number:
+            raise OptionError(
+                f"ipu_device must be '/device:IPU:0' up to {number - 1}, for each logical device "
+                f"of the system. Received: {ipu_device!r}. auto_select_ipus=[1, 1] makes two "
+                "logical devices."
+            )
+        return self.groups[int(match[1])]
+
+
+_configured: list[System] = []
+# Called with a new system, before and after it is put in force. The first may refuse it; the
+# second get None where the configuration is removed.
+checks: list[Callable[[System], None]] = []
+followers: list[Callable[[System | None], None]] = []
+
+
+def current_system() -> System:
+    """Returns the configured system; without a configuration, one of one device."""
+    return _configured[-1] if _configured else System(((jax.devices()[0],),))
+
+
+def reset_system() -> None:
+    """Removes the configuration."""
+    _configured.clear()
+    reset_release()
+    for follow in followers:
+        follow(None)
+    end_pre_compile()
+
+
+def configure(config: Category, reset: bool) -> None:
+    """Puts a configuration in force, and warns about options without effect.
+
+    Args:
+        config: an `IPUConfig`, which is copied.
+        reset: whether to drop programs that were compiled under a different configuration.
+    """
+    read_variables()  # which programs set after the import, too
+    for path, option, value in options(config):
+        if option.advice and value != option.default:
+            warn_no_effect(f"IPUConfig.{path}", option.advice)
+    groups = groups_of_processes(config) or find_groups(config.auto_select_ipus, config.select_ipus)
+    _put_in_force(System(groups, config.allow_recompute, copy.deepcopy(config)), reset)
+    if config.device_connection.type is DeviceConnectionType.PRE_COMPILE:
+        begin_pre_compile()
+    else:
+        end_pre_compile()
+
+
+def _put_in_force(system: System, reset: bool) -> None:
+    before = _configured[-1] if _configured else None
+    if before is not None and before.config == system.config:
+        return
+    for check in checks:
+        check(system)
+    if before is not None and reset:
+        logger.warning(
+            "The system was configured before, with other options: it is reset, its compiled "
+            "programs are dropped, and its strategies get the new devices. Call "
+            "configure_ipu_system() once, before the first strategy, to compile once."
+        )
+        jax.clear_caches()
+    _configured[:] = [system]
+    for follow in followers:
+        follow(system)

@@ -1,0 +1,68 @@
+"""Processes of a run, as Horovod has them; `ipu.horovod` is another name of this module.
+
+init()                     -> millrace.distributed.initialize()
+size(), rank()             the number of processes, and of this one
+allreduce, broadcast, ...  collectives.py
+popdist_strategy           the strategy of such a run
+"""
+
+import importlib as _importlib
+from typing import Any
+
+from millrace.extend import process_count as _process_count
+from millrace.extend import process_index as _process_index
+from millrace_ipu.ipu.distributed.collectives import Average as Average
+from millrace_ipu.ipu.distributed.collectives import Sum as Sum
+from millrace_ipu.ipu.distributed.collectives import all_reduce as all_reduce
+from millrace_ipu.ipu.distributed.collectives import allgather as allgather
+from millrace_ipu.ipu.distributed.collectives import allreduce as allreduce
+from millrace_ipu.ipu.distributed.collectives import broadcast as broadcast
+from millrace_ipu.ipu.distributed.connection import connect as _connect
+from millrace_ipu.ipu.replacements import other_name as _other_name
+
+_MODULES = {
+    "host_collective_ops": "collectives",
+    "ipu_horovod_strategy": "popdist_strategy",
+    "ipu_multi_replica_strategy": "popdist_strategy",
+    "popdist_strategy": "popdist_strategy",
+}
+
+
+def init(*_: object, **__: object) -> None:
+    """Connects this process with the others of the run, unless it is connected."""
+    _connect()
+
+
+def shutdown() -> None:
+    """Has no effect: processes part when they end."""
+
+
+def size() -> int:
+    """Returns the number of processes."""
+    return _process_count()
+
+
+def rank() -> int:
+    """Returns the number of this process, from 0."""
+    return _process_index()
+
+
+def local_size() -> int:
+    """Returns the number of processes on this machine: all of them, under `millrace poprun`."""
+    return _process_count()
+
+
+def local_rank() -> int:
+    """Returns the number of this process on its machine."""
+    return _process_index()
+
+
+def is_initialized() -> bool:
+    """Returns whether this process is connected with others."""
+    return _process_count() > 1
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        return _other_name(__name__, name)
+    return _importlib.import_module(f"{__name__}.{_MODULES[name]}")

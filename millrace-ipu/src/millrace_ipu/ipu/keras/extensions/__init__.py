@@ -1,0 +1,31 @@
+"""The extensions of Keras models under an `IPUStrategy`: options, pipeline stages, saving.
+
+SequentialExtension, FunctionalExtension, ModelExtension    -> for isinstance()
+..PipelineStageAssignment                                   -> millrace's, by other names
+ReplicatedMetricReductionMethod                             -> names of set_replication_options
+"""
+
+from millrace_ipu.ipu.keras.extensions.arguments import (
+    ReplicatedMetricReductionMethod as ReplicatedMetricReductionMethod,
+)
+from millrace_ipu.ipu.keras.extensions.building import FunctionalExtension as FunctionalExtension
+from millrace_ipu.ipu.keras.extensions.building import ModelExtension as ModelExtension
+from millrace_ipu.ipu.keras.extensions.building import SequentialExtension as SequentialExtension
+from millrace_ipu.ipu.keras.extensions.stages import (
+    FunctionalLayerPipelineStageAssignment as FunctionalLayerPipelineStageAssignment,
+)
+from millrace_ipu.ipu.keras.extensions.stages import (
+    FunctionalNestedModelPipelineStageAssignment as FunctionalNestedModelPipelineStageAssignment,
+)
+from millrace_ipu.ipu.keras.extensions.stages import (
+    ModelLayerPipelineStageAssignment as ModelLayerPipelineStageAssignment,
+)
+from millrace_ipu.ipu.keras.extensions.stages import (
+    NestedModelPipelineStageAssignment as NestedModelPipelineStageAssignment,
+)
+from millrace_ipu.ipu.keras.extensions.stages import (
+    SequentialLayerPipelineStageAssignment as SequentialLayerPipelineStageAssignment,
+)
+from millrace_ipu.ipu.keras.extensions.stages import (
+    SequentialNestedModelPipelineStageAssignment as SequentialNestedModelPipelineStageAssignment,
+)

@@ -1,0 +1,34 @@
+"""Optimizers around other optimizers.
+
+CrossReplicaOptimizer(opt)                            -> millrace_ipu.optimizers.cross_replica
+GradientAccumulationOptimizerV2(opt, n), without V2   -> millrace_ipu.optimizers.accumulating
+CrossReplicaGradientAccumulationOptimizerV2(opt, n)   -> accumulating, around cross_replica
+MapGradientOptimizer(opt, function)                   no native counterpart: maps gradients
+"""
+
+from typing import Any
+
+from millrace_ipu.ipu.optimizers.cross_replica_optimizer import (
+    CrossReplicaOptimizer as CrossReplicaOptimizer,
+)
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
+    CrossReplicaGradientAccumulationOptimizer as CrossReplicaGradientAccumulationOptimizer,
+)
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
+    CrossReplicaGradientAccumulationOptimizerV2 as CrossReplicaGradientAccumulationOptimizerV2,
+)
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
+    GradientAccumulationOptimizer as GradientAccumulationOptimizer,
+)
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
+    GradientAccumulationOptimizerV2 as GradientAccumulationOptimizerV2,
+)
+from millrace_ipu.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
+from millrace_ipu.ipu.optimizers.map_gradient_optimizer import (
+    MapGradientOptimizer as MapGradientOptimizer,
+)
+from millrace_ipu.ipu.replacements import other_name as _other_name
+
+
+def __getattr__(name: str) -> Any:
+    return _other_name(__name__, name)

@@ -1,0 +1,39 @@
+"""The tutorial's module `outfeed_wrapper`.
+
+MaybeOutfeedQueue(outfeed_mode, filters)   -> millrace.MaybeOutfeedQueue(mode, filters)
+IPUOutfeedMode.ALL, LAST                   -> "all", "last"
+dequeue, maybe_dequeue                     -> the same; arrays also have .numpy()
+"""
+
+import enum
+from typing import Any
+
+import millrace
+from millrace.extend import ordered, plain
+from millrace_ipu.ipu import ipu_outfeed_queue
+from millrace_ipu.tensorflow.values import host_array
+
+
+class MaybeOutfeedQueue(millrace.MaybeOutfeedQueue):
+    """Carries the values whose keys pass the filters out of a program, together as one dict.
+
+    Args:
+        outfeed_mode: which elements are kept. None keeps all.
+        filters: strings; a key passes if it contains one of them. None passes every key.
+    """
+
+    def __init__(
+        self,
+        outfeed_mode: ipu_outfeed_queue.IPUOutfeedMode | str | None = None,
+        filters: list[Any] | None = None,
+    ):
+        mode = outfeed_mode.name if isinstance(outfeed_mode, enum.Enum) else outfeed_mode
+        super().__init__("all" if mode is None else mode, filters)
+
+    def maybe_enqueue(self) -> bool | None:  # type: ignore[override]
+        """Enqueues all values that this trace has kept; returns None without any."""
+        return super().maybe_enqueue() or None
+
+    def dequeue(self, wait_for_completion: bool = False) -> Any:
+        """Returns all elements since the last call. Read `enqueued` first."""
+        return plain(host_array(ordered(super().dequeue(wait_for_completion))))

@@ -1,0 +1,107 @@
+"""What to write in place of names of `tensorflow.python.ipu` that are not here.
+
+A name gets the longest entry that it begins with. `millrace port` prints these, and at run time the
+error of the name says them.
+
+    ipu.custom_ops.precompiled_user_op(...)      UnsupportedNameError: ... In its place: ...
+    import tensorflow.python.ipu.custom_ops      works
+"""
+
+from typing import Any
+
+from millrace_ipu.ipu.advice import ADVICE
+from millrace_ipu.tensorflow.replacements import CUSTOM, FEEDS, FIT, PROCESSES, SERVING
+from millrace_ipu.tensorflow.unsupported import Unsupported, UnsupportedModule, longest
+
+LOOKUP = "keras.layers.Embedding; for a table larger than a device: look rows up in the data set"
+
+IPU = {
+    "ipu.keras.IPUModel": "keras.Model, in the scope of an IPUStrategy",
+    "ipu.keras.Model": "keras.Model, in the scope of an IPUStrategy",
+    "ipu.keras.IPUSequential": "keras.Sequential, in the scope of an IPUStrategy",
+    "ipu.keras.Sequential": "keras.Sequential, in the scope of an IPUStrategy",
+    "ipu.keras.PipelineSequential": "keras.Sequential and model.set_pipeline_stage_assignment()",
+    "ipu.keras.PipelinedModel": "keras.Model with ipu.keras.PipelineStage scopes",
+    "ipu.keras.PipelineModel": "keras.Model with ipu.keras.PipelineStage scopes",
+    "ipu.ipu_estimator": FIT,
+    "ipu.ipu_pipeline_estimator": f"{FIT}, with model.set_pipeline_stage_assignment()",
+    "ipu.ipu_run_config": "ipu.config.IPUConfig, and arguments of model.compile",
+    "ipu.ipu_session_run_hooks": "a keras.callbacks.Callback",
+    "ipu.embedding_ops": LOOKUP,
+    "ipu.custom_ops": CUSTOM,
+    "ipu.custom_op_utils": CUSTOM,
+    "ipu.serving": SERVING,
+    "ipu.application_compile_op": SERVING,
+    "ipu.embedded_runtime": SERVING,
+    "ipu.horovod": PROCESSES,
+    "ipu.distributed": PROCESSES,
+    "ipu.ipu_multi_worker_strategy": PROCESSES,
+    "ipu.autoshard": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
+    "ipu.autoshard_cnn": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
+    "ipu.sharding": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
+    "ipu.verification": "remove it: transfers to devices are not encrypted",
+    "ipu.internal_ops": "jax.debug.print",
+    "ipu.control_flow_ops": "jax.lax.optimization_barrier",
+    "ipu.functional_ops": "the function itself: XLA shares equal code",
+    "ipu.nn_ops": "keras.ops, or the layer of ipu.keras.layers",
+    "ipu.normalization_ops": "ipu.keras.layers.GroupNorm, InstanceNorm or LayerNorm",
+    "ipu.rnn_ops": "ipu.keras.layers.LSTM or GRU",
+    "ipu.rand_ops": "keras.random.dropout",
+    "ipu.f8_ops": "a dtype policy of Keras, such as 'mixed_bfloat16'",
+    "ipu.data": FEEDS,
+    "ipu.dataset_extractor": FEEDS,
+    "ipu.vertex_edsl": CUSTOM,
+    "ipu.image_ops": "keras.ops.image, or keras.ops.cast and arithmetic",
+    "ipu.optimizers.automatic_loss_scaling_optimizer": "keras.optimizers.LossScaleOptimizer",
+    "ipu.optimizers.AutomaticLossScalingOptimizer": "keras.optimizers.LossScaleOptimizer",
+    "ipu.keras.optimizers.ALSOptimizer": "keras.optimizers.LossScaleOptimizer",
+    "ipu.optimizers.sharded_optimizer": "the optimizer alone: pipelines update their own stages",
+    "ipu.utils.extract_": "POPLAR_ENGINE_OPTIONS, and `millrace report`",
+}  # fmt: skip
+
+
+def replacement(path: str) -> str | None:
+    """Returns what to write in place of a name; None if nothing is known of it.
+
+    Args:
+        path: the dotted name under `ipu`; `ops.nn_ops` is `nn_ops`.
+    """
+    return longest(ADVICE, f"ipu.{path}") or longest(IPU, f"ipu.{path}")
+
+
+def unsupported_modules() -> set[str]:
+    """Returns the names of modules that the tables name as a whole."""
+    return {name.split(".")[1] for name in (*IPU, *ADVICE) if name.count(".") == 1}
+
+
+def unsupported_module(name: str) -> UnsupportedModule | None:
+    """Returns a module in place of one of `tensorflow.python.ipu`; None if nothing is known of it.
+
+    Args:
+        name: its full name under `millrace_ipu.ipu`, or another of its names.
+    """
+    path = name.partition(".ipu.")[2].removeprefix("ops.")
+    if replacement(path) is None:
+        return None
+    return UnsupportedModule(name, f"ipu.{path}", _instead)
+
+
+def other_name(module: str, name: str) -> Any:
+    """Returns the object of a name that a module does not have; it raises when it is used.
+
+    Args:
+        module: the name of a module of `millrace_ipu.ipu`.
+        name: the attribute that a program reads.
+
+    Raises:
+        AttributeError: if nothing is known of the name.
+    """
+    path = f"{module.removeprefix('millrace_ipu.ipu').removeprefix('.')}.{name}".removeprefix(".")
+    path = path.removeprefix("ops.")
+    if name.startswith("__") or replacement(path) is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return Unsupported(f"ipu.{path}", _instead)
+
+
+def _instead(shown: str) -> str:
+    return replacement(shown.removeprefix("ipu.")) or ""

@@ -1,0 +1,150 @@
+"""Runs an IPU program unchanged: its imports of TensorFlow give modules of millrace.
+
+tensorflow                      millrace_ipu.tensorflow, and other names of an installed one
+tensorflow.keras                keras
+tensorflow.python.ipu           millrace_ipu.ipu
+keras.ipu                       millrace_ipu.ipu.keras
+ipu_tensorflow_addons           millrace_ipu.ipu.addons
+outfeed_wrapper, ...            millrace_ipu.ipu.outfeed_wrapper, ...           `tutorial_copies`
+keras.layers.core, ...          keras.layers, ...                           `keras2_modules`
+tensorflow.python.ops, ...      the public names of TensorFlow              `private_modules`
+
+Calls of Keras get the meaning that they had in Keras 2: `mending`.
+"""
+
+import importlib
+import pathlib
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+
+from millrace.extend import put_in, take_out, take_out_all
+from millrace_ipu import tensorflow
+from millrace_ipu._compat.keras_attributes import hidden, let_attributes_be_read
+from millrace_ipu._compat.module_aliases import (
+    serve,
+    show_own_tensorflow,
+    show_tensorflow,
+    stop_serving,
+)
+from millrace_ipu._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
+from millrace_ipu.porting.keras2_names import module_now
+from millrace_ipu.porting.mending.mending import mending
+from millrace_ipu.porting.running.device_requests import make_devices
+from millrace_ipu.porting.running.error_notes import add_notes
+from millrace_ipu.porting.running.keras2_modules import (
+    module_aliases,
+    old_attribute,
+    patched_modules,
+)
+from millrace_ipu.porting.running.private_modules import make_private_module, private_module
+from millrace_ipu.porting.tutorial_copies import TutorialModules
+from millrace_ipu.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
+from millrace_ipu.tensorflow.replacements import MODULES, unsupported_module
+from millrace_ipu.tensorflow.unsupported import longest
+
+# The last of these had `ops.gen_ipu_ops`, the IPU's own operations, and `driver`.
+_OF_COMPILER = ("tensorflow.compiler", "tensorflow.compiler.plugin")
+_OF_COMPILER += ("tensorflow.compiler.plugin.poplar",)
+NAMES = {
+    "ipu_tensorflow_addons": "millrace_ipu.ipu.addons",
+    "keras.ipu": "millrace_ipu.ipu.keras",
+    "popdist": "millrace_ipu.ipu.popdist",
+    "tensorflow": "millrace_ipu.tensorflow",
+    **dict.fromkeys(_OF_COMPILER, "millrace_ipu.ipu"),
+    "tensorflow.keras": "keras",
+    "tensorflow.keras.ipu": "millrace_ipu.ipu.keras",
+    "tensorflow.python.ipu": "millrace_ipu.ipu",
+    "tensorflow.python.keras": "keras",
+}
+PURPOSE = "tensorflow"
+
+
+@contextmanager
+def serving(directory: pathlib.Path) -> Iterator[None]:
+    """Serves modules of millrace to the imports of a program in `directory`."""
+    helpers = TutorialModules(directory)
+    aliases = module_aliases()
+    before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
+    for name in before:
+        del sys.modules[name]
+    show_tensorflow(before.get("tensorflow"))
+    serve({**aliases, **NAMES, **helpers.aliases}, PURPOSE, _other_module, helpers.say)
+    let_attributes_be_read(OLD_ATTRIBUTES, patched_modules(), old_attribute)
+    package = make_private_module("tensorflow.python")
+    sys.modules["tensorflow"] = tensorflow
+    sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
+
+    def undo() -> None:
+        take_out_all(OLD_ATTRIBUTES)
+        stop_serving(PURPOSE)
+        del tensorflow.python  # type: ignore[attr-defined]
+        sys.modules.pop("tensorflow.python", None)
+        sys.modules.update(before)
+        restore_real_modules()
+        show_own_tensorflow()
+
+    put_in(SCRIPT_MODULES, undo)
+    try:
+        with hidden(aliases), mending():
+            yield
+    finally:
+        take_out(SCRIPT_MODULES)
+
+
+def run_script(script: str, arguments: Sequence[str] = ()) -> None:
+    """Runs a script as Python does, with modules of millrace for its imports.
+
+    Args:
+        script: path of the file.
+        arguments: values of `sys.argv` after the script's name.
+
+    An error gets a note that says what to write, where the table of habits has its cause.
+    """
+    make_devices(script, arguments)
+    directory = pathlib.Path(script).absolute().parent
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(directory))
+    try:
+        with serving(directory):
+            runpy.run_path(script, run_name="__main__")
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            _add_advice(error)
+        add_notes(error)
+        raise
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _add_advice(error: ModuleNotFoundError) -> None:
+    """Adds to the message of a package that is not installed what to write in its place.
+
+    It stays a ModuleNotFoundError, for programs that do without the package.
+    """
+    name = error.name or ""
+    instead = longest(MODULES, name)
+    if instead and name not in sys.modules:
+        error.msg = f"{error.msg}. In its place: {instead}."
+
+
+def _other_module(name: str) -> ModuleType | None:
+    """Returns what stands for a module of TensorFlow or Keras 2 that is not here; or None."""
+    moved = module_now(name.removeprefix("tensorflow.").removeprefix("python."))
+    if moved is not None:
+        return importlib.import_module(moved)
+    if name.partition(".")[0] != "tensorflow":
+        return None
+    module = private_module(name)
+    if module is not None:
+        return module
+    if real_tensorflow() is None:
+        return unsupported_module(name)
+    try:
+        real = real_name(name.partition(".")[2])
+    except AttributeError:
+        return None
+    return real if isinstance(real, ModuleType) else None

@@ -1,0 +1,303 @@
+"""Operations at the top level of `tf`: a table of `keras.ops`, and the operations that differ.
+
+Names that are missing here are in `tf.math`, or raise an error that says what to write.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.typing import DTypeLike
+
+from millrace import while_loop
+from millrace.errors import OptionError
+from millrace.extend import context_of, current_scope, is_traced, is_tracing
+from millrace_ipu.tensorflow.conversion.convert import recognize
+from millrace_ipu.tensorflow.dispatch import op
+from millrace_ipu.tensorflow.dtypes import as_dtype
+from millrace_ipu.tensorflow.indexing import split_by
+from millrace_ipu.tensorflow.values import HostArray, ShapeLike, TensorLike, TensorValue, shape_of
+
+ops: Any = keras.ops  # whose annotations allow None for all results
+
+
+def _cast(x: TensorLike, dtype: DTypeLike) -> Any:
+    target = as_dtype(dtype)
+    if isinstance(x, np.ndarray | np.generic):  # in a data set, say: it stays on the host
+        return np.asarray(x).astype(target).view(HostArray)
+    if isinstance(x, int) and target.kind in "iu":
+        return _tensor(x, target)
+    return ops.cast(x, target.name)
+
+
+def _constant(
+    value: TensorLike, dtype: DTypeLike | None = None, shape: ShapeLike | None = None
+) -> Any:
+    array = _tensor(value, dtype)
+    if shape is None:
+        return array
+    size = int(np.prod(shape))
+    return jnp.broadcast_to(array, shape) if array.size == 1 != size else array.reshape(shape)
+
+
+def _tensor(
+    value: TensorLike | str | bytes,
+    dtype: DTypeLike | None = None,
+    dtype_hint: DTypeLike | None = None,
+) -> Any:
+    del dtype_hint
+    if isinstance(value, str | bytes):
+        return np.asarray(value).view(HostArray)
+    if isinstance(value, keras.Variable):
+        value = value.value
+    if isinstance(value, keras.KerasTensor):
+        return value if dtype is None else ops.cast(value, as_dtype(dtype).name)
+    if is_tracing() and _may_be_shape(value, dtype):
+        return np.asarray(value, "int32" if dtype is None else as_dtype(dtype)).view(HostArray)
+    array = jnp.asarray(value, None if dtype is None else as_dtype(dtype))
+    # No weak type: a Python number in its place would otherwise compile another program.
+    return jax.lax.convert_element_type(array, array.dtype)
+
+
+def _may_be_shape(value: object, dtype: DTypeLike | None) -> bool:
+    """Whether a value stays on the host in a trace, since programs use such ones as shapes."""
+    if dtype is not None and as_dtype(dtype).kind not in "iu":
+        return False
+    numbers = value if isinstance(value, list | tuple) else [value]
+    return 0 < len(numbers) <= _AXES and all(type(number) is int for number in numbers)
+
+
+_AXES = 8  # the largest number of axes that a shape is taken to have
+
+
+def _range(
+    start: float | jax.Array,
+    limit: float | jax.Array | None = None,
+    delta: float | jax.Array = 1,
+    dtype: DTypeLike | None = None,
+) -> jax.Array:
+    start, limit = (0, start) if limit is None else (start, limit)
+    return jnp.arange(start, limit, delta, None if dtype is None else as_dtype(dtype))
+
+
+def _squeeze(x: TensorLike, axis: int | Sequence[int] | None = None) -> Any:
+    return ops.squeeze(x, tuple(axis) if isinstance(axis, list) else axis)
+
+
+def _matmul(
+    a: TensorLike,
+    b: TensorLike,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    **_: object,
+) -> Any:
+    a = ops.swapaxes(a, -1, -2) if transpose_a else a
+    return ops.matmul(a, ops.swapaxes(b, -1, -2) if transpose_b else b)
+
+
+def _one_hot(
+    indices: TensorLike,
+    depth: int,
+    on_value: float | None = None,
+    off_value: float | None = None,
+    axis: int = -1,
+    dtype: DTypeLike | None = None,
+) -> Any:
+    hot = ops.one_hot(indices, depth, axis=axis, dtype=as_dtype(dtype or "float32").name)
+    if on_value is None and off_value is None:
+        return hot
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    return hot * on + (1 - hot) * off
+
+
+def _fill(dims: ShapeLike, value: TensorLike) -> jax.Array:
+    return jnp.full(shape_of(dims), _tensor(value))
+
+
+def _shape(input: TensorLike, out_type: DTypeLike = "int32") -> Any:
+    shape = ops.shape(input)
+    if None in shape:
+        raise OptionError(
+            f"tf.shape of a symbolic tensor of shape {tuple(shape)}: the size of axis "
+            f"{shape.index(None)} is known only when data comes. Write -1 in its place in "
+            "tf.reshape, call tf.shape in a layer, or give keras.Input a batch_size."
+        )
+    if isinstance(input, jax.Array) and not is_tracing():
+        return jnp.asarray(shape, as_dtype(out_type))
+    # Numbers, where a program is traced: `tf.reshape(x, [tf.shape(x)[0], -1])` needs them. A size
+    # that Keras leaves open while it builds a layer is an object that stands for a number.
+    is_open = any(not isinstance(size, int) for size in shape)
+    return np.asarray(shape, object if is_open else as_dtype(out_type)).view(HostArray)
+
+
+def _joined(function: Callable[..., Any], on_host: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an operation on several values, which joins those of shapes on the host."""
+
+    def join(values: Sequence[TensorLike], axis: int = 0) -> Any:
+        leaves = jax.tree.leaves(values)
+        if is_tracing() and all(isinstance(leaf, int | np.ndarray | np.generic) for leaf in leaves):
+            return np.asarray(on_host(values, axis)).view(HostArray)
+        return function(values, axis)
+
+    return join
+
+
+def _slice(x: Any, begin: Sequence[Any], size: Sequence[Any]) -> TensorValue:
+    """Returns a part of an array; a size of -1 is all that is left of the dimension."""
+    sizes = [
+        x.shape[axis] - int(begin[axis]) if isinstance(n, int | np.integer) and n == -1 else n
+        for axis, n in enumerate(size)
+    ]
+    return ops.slice(x, begin, sizes)
+
+
+def _split(
+    value: TensorLike, num_or_size_splits: int | Sequence[int], axis: int = 0
+) -> list[TensorValue]:
+    if isinstance(num_or_size_splits, int):
+        return _parts_of(value, num_or_size_splits, axis)
+    return _parts_of(value, list(np.cumsum(num_or_size_splits)[:-1]), axis)
+
+
+def _unstack(value: TensorLike, num: int | None = None, axis: int = 0) -> list[TensorValue]:
+    number = value.shape[axis] if num is None else num  # type: ignore[union-attr, index]
+    return [ops.squeeze(part, axis) for part in _parts_of(value, number, axis)]
+
+
+_parts_of = split_by("split", ops.split)
+
+
+def _gather(
+    params: TensorLike,
+    indices: TensorLike,
+    axis: int | None = None,
+    batch_dims: int = 0,
+    **_: object,
+) -> Any:
+    if not batch_dims:
+        return ops.take(params, indices, axis or 0)
+
+    def take(array: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.take(array, index, 0 if axis is None else axis - batch_dims)
+
+    for _axis in range(batch_dims):
+        take = jax.vmap(take)
+    return take(jnp.asarray(params), jnp.asarray(indices))
+
+
+def _where(condition: TensorLike, x: TensorLike | None = None, y: TensorLike | None = None) -> Any:
+    if x is None:
+        return ops.stack(ops.nonzero(condition), axis=-1)
+    return ops.where(condition, x, y)
+
+
+def _pad(
+    tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", constant_values: float = 0
+) -> Any:
+    options = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
+    return ops.pad(tensor, paddings, mode.lower(), **options)
+
+
+def _clip(t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike) -> Any:
+    return ops.clip(t, clip_value_min, clip_value_max)
+
+
+def _clip_by_global_norm(
+    t_list: Sequence[jax.Array | None],
+    clip_norm: float | jax.Array,
+    use_norm: jax.Array | None = None,
+) -> tuple[list[jax.Array | None], jax.Array]:
+    norm = _global_norm(t_list) if use_norm is None else use_norm
+    factor = clip_norm / ops.maximum(norm, clip_norm)
+    return [None if t is None else t * factor for t in t_list], norm
+
+
+def _global_norm(t_list: Sequence[TensorLike | None]) -> Any:
+    return ops.sqrt(sum(ops.sum(ops.square(t)) for t in t_list if t is not None))
+
+
+def _while_loop(
+    cond: Callable[..., TensorLike],
+    body: Callable[..., object],
+    loop_vars: object,
+    maximum_iterations: int | jax.Array | None = None,
+    **_: object,
+) -> Any:
+    """Runs a loop; in a compiled function it also carries the variables that the body assigns."""
+    if context_of(current_scope()) is None or not loop_vars:
+        return ops.while_loop(cond, body, loop_vars, maximum_iterations)
+    values = while_loop(cond, body, loop_vars, maximum_iterations=maximum_iterations)
+    if not isinstance(loop_vars, list | tuple):
+        return values
+    values = values if len(loop_vars) > 1 else [values]  # one value comes as it is
+    return tuple(values) if isinstance(loop_vars, tuple) else values
+
+
+def _cond(
+    pred: TensorLike, true_fn: Callable[[], object], false_fn: Callable[[], object]
+) -> object:
+    return ops.cond(pred, true_fn, false_fn)
+
+
+def _print(*values: object, sep: str | None = " ", end: str | None = "\n", **_: object) -> None:
+    if any(map(is_traced, jax.tree.leaves(values))):
+        jax.debug.print(" ".join(["{}"] * len(values)), *values)
+    else:
+        print(*values, sep=sep, end=end)
+
+
+def _zeros(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
+    return jnp.zeros(shape_of(shape), as_dtype(dtype))
+
+
+def _ones(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
+    return jnp.ones(shape_of(shape), as_dtype(dtype))
+
+
+def _like(fill: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dtype=None: fill(x, None if dtype is None else as_dtype(dtype).name)
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "cast": op("cast", _cast),
+    "clip_by_global_norm": op("clip_by_global_norm", _clip_by_global_norm, keeps_names=True),
+    "clip_by_value": op("clip_by_value", _clip, keeps_names=True),
+    "concat": op("concat", _joined(ops.concatenate, np.concatenate), keeps_names=True),
+    "cond": op("cond", _cond, keeps_names=True),
+    "constant": op("constant", _constant, keeps_names=True),
+    "convert_to_tensor": op("convert_to_tensor", _tensor, keeps_names=True),
+    "expand_dims": op("expand_dims", lambda x, axis: ops.expand_dims(x, axis)),
+    "eye": op("eye", lambda n, m=None, dtype="float32": jnp.eye(n, m, dtype=as_dtype(dtype))),
+    "fill": op("fill", _fill, keeps_names=True),
+    "gather": op("gather", _gather, keeps_names=True),
+    "identity": op("identity", _tensor),
+    "linalg.global_norm": op("linalg.global_norm", _global_norm, keeps_names=True),
+    "matmul": op("matmul", _matmul, keeps_names=True),
+    "one_hot": op("one_hot", _one_hot, keeps_names=True),
+    "ones": op("ones", _ones, keeps_names=True),
+    "ones_like": op("ones_like", _like(ops.ones_like)),
+    "pad": op("pad", _pad, keeps_names=True),
+    "print": op("print", _print),
+    "range": recognize("range", op("range", _range, keeps_names=True)),
+    "rank": op("rank", lambda x: len(ops.shape(x))),
+    "repeat": op("repeat", lambda x, repeats, axis=None: ops.repeat(x, repeats, axis)),
+    "reshape": op("reshape", lambda x, shape: ops.reshape(x, shape_of(shape))),
+    "reverse": op("reverse", lambda x, axis: ops.flip(x, axis)),
+    "shape": op("shape", _shape, keeps_names=True),
+    "size": op("size", lambda x: ops.size(x)),
+    "slice": op("slice", _slice),
+    "split": op("split", _split, keeps_names=True),
+    "squeeze": op("squeeze", _squeeze),
+    "stack": op("stack", _joined(ops.stack, np.stack), keeps_names=True),
+    "stop_gradient": op("stop_gradient", lambda x: ops.stop_gradient(x)),
+    "tile": op("tile", lambda x, multiples: ops.tile(x, shape_of(multiples))),
+    "transpose": op("transpose", lambda a, perm=None: ops.transpose(a, perm), keeps_names=True),
+    "unstack": op("unstack", _unstack, keeps_names=True),
+    "where": op("where", _where, keeps_names=True),
+    "while_loop": op("while_loop", _while_loop, keeps_names=True),
+    "zeros": op("zeros", _zeros, keeps_names=True),
+    "zeros_like": op("zeros_like", _like(ops.zeros_like)),
+}

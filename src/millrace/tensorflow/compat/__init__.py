@@ -1,3 +1,0 @@
-"""`tf.compat`: the names of TensorFlow 1, in `v1`."""
-
-from millrace.tensorflow.compat import v1 as v1

@@ -1,0 +1,248 @@
+"""Idioms of TensorBoard: `tf.summary` and the callback, without TensorFlow."""
+
+import logging
+import pathlib
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from idioms import idiom
+
+from millrace.errors import OptionError
+from millrace_ipu.tensorflow.event_file import EventWriter, checksum, scalar_value
+from millrace_ipu.tensorflow.tensor_board import TensorBoard, profiled_batches
+
+SETUP = """
+import numpy as np
+import tensorflow as tf
+from tensorflow.python import ipu
+
+tf.random.set_seed(3)
+x = np.random.default_rng(1).normal(size=(8, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+"""
+
+
+def fields(message):
+    """The fields of a message of protocol buffers: (number, value)."""
+    found, at = [], 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = varint()
+        if key & 7 == 0:
+            value = varint()
+        else:
+            size = varint() if key & 7 == 2 else {1: 8, 5: 4}[key & 7]
+            value = message[at : at + size]
+            at += size
+        found.append((key >> 3, value))
+    return found
+
+
+def events(directory):
+    """(tag, plugin, step, tensor) of each value in the event files of a directory."""
+    values = []
+    for path in sorted(directory.glob("*tfevents*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            assert struct.unpack("<I", data[8:12])[0] == checksum(data[:8])
+            event, data = data[12 : 12 + length], data[16 + length :]
+            parts = dict(fields(event))
+            for number, value in fields(parts.get(5, b"")):
+                assert number == 1
+                own = dict(fields(value))
+                plugin = dict(fields(dict(fields(own[9]))[1]))[1].decode()
+                values.append((own[1].decode(), plugin, parts.get(2, 0), dict(fields(own[8]))))
+    return values
+
+
+def scalars(directory):
+    return {
+        (tag, step): struct.unpack("<f", tensor[5])[0]
+        for tag, plugin, step, tensor in events(directory)
+        if plugin == "scalars"
+    }
+
+
+def test_the_checksum_is_that_of_the_format():
+    crc = checksum(b"123456789")
+    assert crc == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@idiom("Inspection", "`tf.summary.create_file_writer(path)`, `with writer.as_default():`")
+@idiom("Inspection", "`tf.summary.scalar`, `histogram`, `image` and `text`")
+@idiom("Inspection", "`tf.summary.experimental.set_step`, `tf.summary.record_if`, `flush`")
+def test_summaries(program, tmp_path):
+    printed = program(
+        SETUP
+        + """
+writer = tf.summary.create_file_writer("logs")
+with writer.as_default():
+    for step in range(3):
+        tf.summary.scalar("loss", tf.constant(1.5) * step, step=step)
+    tf.summary.histogram("weights", x, step=1, buckets=10)
+    tf.summary.image("picture", np.ones((1, 2, 3, 1), "float32") * 0.5, step=2)
+    tf.summary.text("note", "hello", step=3)
+    tf.summary.experimental.set_step(7)
+    tf.summary.scalar("from_the_step", 2)
+    with tf.summary.record_if(lambda: False):
+        print(tf.summary.scalar("never", 1.0, step=1))
+    tf.summary.experimental.set_step(None)
+print(tf.summary.scalar("without_a_writer", 1.0, step=0))
+with tf.summary.create_file_writer("other").as_default(step=5):
+    tf.summary.scalar("a", 0.25)
+    tf.summary.flush()
+"""
+    )
+    assert printed == "False\nFalse\n"
+    assert scalars(tmp_path / "logs") == {
+        ("loss", 0): 0.0,
+        ("loss", 1): 1.5,
+        ("loss", 2): 3.0,
+        ("from_the_step", 7): 2.0,
+    }
+    assert scalars(tmp_path / "other") == {("a", 5): 0.25}
+    by_plugin = {plugin: tensor for _, plugin, _, tensor in events(tmp_path / "logs")}
+    counts = np.frombuffer(by_plugin["histograms"][4], "<f8").reshape(10, 3)[:, 2]
+    assert counts.sum() == 32
+    assert by_plugin["text"][8] == b"hello"
+    assert [tag for tag, plugin, *_ in events(tmp_path / "logs") if plugin == "images"] == [
+        "picture"
+    ]
+
+
+def test_a_picture_is_a_png(tmp_path):
+    from millrace_ipu.tensorflow.event_file import png
+
+    data = png(np.arange(6, dtype=np.uint8).reshape(2, 3, 1))
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == (3, 2)
+    start = data.index(b"IDAT") + 4
+    (size,) = struct.unpack(">I", data[start - 8 : start - 4])
+    assert zlib.decompress(data[start : start + size]) == bytes([0, 0, 1, 2, 0, 3, 4, 5])
+
+
+def test_a_summary_without_a_step_says_what_to_write(program):
+    with pytest.raises(OptionError, match=r"scalar\('loss'\) has no step. Pass step=, or call tf"):
+        program("""
+        import tensorflow as tf
+        with tf.summary.create_file_writer("logs").as_default():
+            tf.summary.scalar("loss", 1.0)
+        """)
+
+
+@idiom("Inspection", "`tf.summary.trace_on`, `tf.summary.scalar` in a `tf.function`: one line")
+def test_what_has_no_effect_says_so(program, tmp_path, caplog):
+    from millrace_ipu.tensorflow.no_operation import notes
+
+    notes.clear()
+    program("""
+        import tensorflow as tf
+
+        @tf.function(jit_compile=True)
+        def step(x):
+            tf.summary.scalar("inside", x, step=0)
+            return x + 1
+
+        with tf.summary.create_file_writer("logs").as_default():
+            for _ in range(2):
+                tf.summary.trace_on(graph=True)
+                print(step(tf.constant(1.0)))
+                tf.summary.trace_export("graph", step=0)
+    """)
+    warned = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warned) == 3
+    assert "trace_on has no effect: jax.profiler.trace" in warned[0]
+    assert "'inside') in a compiled function writes nothing: take the value out" in warned[1]
+    assert not (tmp_path / "logs").exists()
+
+
+@idiom("Training", "`TensorBoard(log_dir, histogram_freq=1, update_freq='batch')`")
+@idiom("Training", "a callback of one's own that writes to `tf.summary` and evaluates")
+def test_the_callback(program, tmp_path):
+    program(
+        SETUP
+        + """
+class Evaluates(tf.keras.callbacks.Callback):
+    def __init__(self, path):
+        super().__init__()
+        self.writer = tf.summary.create_file_writer(path)
+
+    def on_epoch_end(self, epoch, logs=None):
+        with self.writer.as_default():
+            tf.summary.scalar("own", logs["loss"], step=epoch)
+
+
+with ipu.ipu_strategy.IPUStrategy().scope():
+    model = tf.keras.Sequential([tf.keras.Input(4), tf.keras.layers.Dense(1, name="out")])
+    model.compile(tf.keras.optimizers.SGD(0.125), "mse", steps_per_execution=2)
+    board = tf.keras.callbacks.TensorBoard(
+        "logs", histogram_freq=2, update_freq="batch", write_images=True, profile_batch=0
+    )
+    history = model.fit(
+        x, y, batch_size=2, epochs=3, verbose=0, validation_data=(x, y), validation_freq=2,
+        callbacks=[board, Evaluates("own")],
+    )
+np.save("losses.npy", history.history["loss"])
+"""
+    )
+    losses = np.load(tmp_path / "losses.npy").astype("float32").tolist()
+    train, validation = scalars(tmp_path / "logs/train"), scalars(tmp_path / "logs/validation")
+    assert [train["epoch_loss", i] for i in range(3)] == losses
+    assert train["epoch_learning_rate", 0] == 0.125
+    assert [step for tag, step in train if tag == "batch_loss"] == [2, 4, 6, 8, 10, 12]
+    assert ("epoch_loss", 1) in validation
+    assert ("evaluation_loss_vs_iterations", 8) in validation
+    assert scalars(tmp_path / "own")["own", 2] == losses[2]
+    kinds = {(tag, plugin, step) for tag, plugin, step, _ in events(tmp_path / "logs/train")}
+    histograms = {(tag, step) for tag, plugin, step in kinds if plugin == "histograms"}
+    assert {step for tag, step in histograms if tag.endswith("out/kernel/histogram")} == {0, 2}
+    assert any(plugin == "graph_keras_model" for _, plugin, _ in kinds)
+    assert any(plugin == "images" for _, plugin, _ in kinds)
+
+
+@pytest.mark.parametrize(
+    ("value", "batches"),
+    [(0, (0, -1)), (None, (0, -1)), (2, (2, 2)), ("3, 5", (3, 5)), ((1, 4), (1, 4))],
+)
+def test_batches_that_are_profiled(value, batches):
+    assert profiled_batches(value) == batches
+
+
+@pytest.mark.parametrize("value", ["a", (3, 1), (1, 2, 3)])
+def test_other_values_of_profile_batch_are_refused(value):
+    with pytest.raises(OptionError, match="is not a batch or a pair of batches"):
+        TensorBoard(profile_batch=value)
+
+
+def test_tensorboard_reads_the_files(tmp_path):
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    accumulators = pytest.importorskip(name)
+    writer = EventWriter(tmp_path)
+    for step in range(3):
+        writer.add(step, scalar_value("loss", step / 2))
+    writer.flush()
+    accumulator = accumulators.EventAccumulator(str(tmp_path)).Reload()
+    assert accumulator.Tags()["tensors"] == ["loss"]
+    read = accumulator.Tensors("loss")
+    assert [(e.step, e.tensor_proto.float_val[0]) for e in read] == [(0, 0), (1, 0.5), (2, 1)]
+
+
+def test_no_file_without_a_value(tmp_path):
+    EventWriter(tmp_path / "logs").flush()
+    assert list(pathlib.Path(tmp_path).iterdir()) == []
+    assert "tensorflow" not in sys.modules
