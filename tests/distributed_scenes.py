@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from millrace._compat.jax_processes import coordinator_address  # noqa: E402
 from millrace.errors import MillraceError  # noqa: E402
-from millrace.processes.agreement import check_same, process_count, process_index  # noqa: E402
-from millrace.processes.failure import failure_of_others  # noqa: E402
+from millrace.run.processes.agreement import check_same, process_count, process_index  # noqa: E402
+from millrace.run.processes.failure import failure_of_others  # noqa: E402
 
 INDEX = process_index()
 DEVICES = jax.devices()

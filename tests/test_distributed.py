@@ -19,7 +19,7 @@ import pytest
 
 from case_marks import exhaustive
 from millrace import distributed
-from millrace.cli.launch import LaunchOptions, launch
+from millrace.tools.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
 
 HERE = pathlib.Path(__file__).parent

@@ -147,7 +147,7 @@ def wait(how="plain"):
         )
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     elif how == "ends with its launcher":
-        from millrace.processes.agreement import Launched
+        from millrace.run.processes.agreement import Launched
 
         Launched.take().end_with_launcher()
     print(os.getpid(), flush=True)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from millrace.cli import launch as launch_module
-from millrace.cli.launch import LaunchOptions, launch, share_cores
+from millrace.tools.cli import launch as launch_module
+from millrace.tools.cli.launch import LaunchOptions, launch, share_cores
 
 SCENES = pathlib.Path(__file__).parent / "launched_scenes.py"
 SECONDS = 60
@@ -244,7 +244,7 @@ def command(tmp_path):
     started = []
     # These tests may themselves run in the background of a script, where SIGINT is ignored.
     program = (
-        "import signal, sys; from millrace.cli.main import main\n"
+        "import signal, sys; from millrace.tools.cli.main import main\n"
         "sys.argv[0], handler = 'millrace', sys.argv.pop(1)\n"
         "signal.signal(signal.SIGINT, getattr(signal, handler))\nmain()"
     )

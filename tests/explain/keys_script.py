@@ -5,7 +5,7 @@ import keras
 import key_cases
 import numpy as np
 
-from millrace.explain.key import key_of_call
+from millrace.compilation.explain.key import key_of_call
 
 NAMES = {"a", "b", "c", "d"}  # whose order is another one in each process
 

@@ -18,11 +18,11 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from millrace._compat.jax_processes import key_value_store  # noqa: E402
-from millrace.devices import DeviceGroup, put_parts  # noqa: E402
+from millrace.base.devices import DeviceGroup, put_parts  # noqa: E402
 from millrace.errors import ProcessError  # noqa: E402
-from millrace.pipelines.runtime.links import leave  # noqa: E402
-from millrace.pipelines.runtime.transfer import Edge  # noqa: E402
-from millrace.processes.agreement import texts_of_all  # noqa: E402
+from millrace.run.pipelines.runtime.links import leave  # noqa: E402
+from millrace.run.pipelines.runtime.transfer import Edge  # noqa: E402
+from millrace.run.processes.agreement import texts_of_all  # noqa: E402
 
 DEVICES = jax.devices()
 STORE = key_value_store()

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.links import Here, Permute, link
-from millrace.pipelines.runtime.transfer import Edge
+from millrace.base.devices import DeviceGroup
+from millrace.run.pipelines.runtime.links import Here, Permute, link
+from millrace.run.pipelines.runtime.transfer import Edge
 
 pytestmark = pytest.mark.quick
 

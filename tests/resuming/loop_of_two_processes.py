@@ -18,7 +18,7 @@ import jax  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from millrace.loops.replication import cross_replica_mean, replication_index  # noqa: E402
+from millrace.api.own_loops.replication import cross_replica_mean, replication_index  # noqa: E402
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer  # noqa: E402
 
 directory, last, killed = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "killed"

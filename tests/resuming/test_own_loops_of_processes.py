@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MILLRACE = "from millrace.cli.main import main; main()"
+MILLRACE = "from millrace.tools.cli.main import main; main()"
 SCRIPT = pathlib.Path(__file__).parent / "loop_of_two_processes.py"
 
 
