@@ -19,8 +19,8 @@ import pytest
 
 from case_marks import exhaustive
 from millrace import distributed
-from millrace.tools.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
+from millrace.tools.cli.launch import LaunchOptions, launch
 
 HERE = pathlib.Path(__file__).parent
 SECONDS = 60

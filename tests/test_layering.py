@@ -97,7 +97,9 @@ def test_an_upward_import_is_found():
         "millrace/programs/feeds/infeed.py:7: feeds (level 4) imports steps (level 6). "
         "Move the shared part down, or return it as a record."
     ]
-    assert list(violations([(path, 7, "feeds", "millrace.compilation.explain.key")]))  # side by side
+    assert list(
+        violations([(path, 7, "feeds", "millrace.compilation.explain.key")])
+    )  # side by side
     assert list(violations([(path, 7, "records", "jax.numpy")]))
 
 

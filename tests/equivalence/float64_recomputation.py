@@ -6,8 +6,8 @@ import cases
 import keras
 
 import millrace
-from millrace.run.fit import functions
 from millrace.programs.plan import Recompute
+from millrace.run.fit import functions
 
 keras.config.set_floatx("float64")
 EXACT = cases.Tolerance(rtol=1e-12, atol=1e-12)

@@ -19,9 +19,9 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from millrace.base.records.run import load  # noqa: E402
 from millrace.errors import PlanError  # noqa: E402
 from millrace.run.processes.agreement import check_same  # noqa: E402
-from millrace.base.records.run import load  # noqa: E402
 
 PROCESS = jax.process_index()
 X = np.ones((64, 4), "float32")

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.base.records.statistics import PipelineStatistics
 from millrace.base.records.tensors import COUNTS
+from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.programs.steps.state import State
 from millrace.programs.taps.entries import Taps
 from millrace.programs.taps.tensors import Rows
