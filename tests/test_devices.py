@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.devices import devices_of_environment, find_devices, spare_threads
+from millrace.base.devices import devices_of_environment, find_devices, spare_threads
 from millrace.errors import DeviceError, OptionError
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from case_marks import exhaustive
 from millrace import distributed
-from millrace.cli.launch import LaunchOptions, launch
+from millrace.tools.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
 
 SECONDS = 60
@@ -28,9 +28,9 @@ import millrace
 millrace.distributed.initialize(initialization_timeout=120, heartbeat_timeout=120)
 import jax, keras, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from millrace.processes.agreement import check_same
-from millrace.processes.agreement import process_count, process_index
-from millrace.processes.failure import failure_of_others
+from millrace.run.processes.agreement import check_same
+from millrace.run.processes.agreement import process_count, process_index
+from millrace.run.processes.failure import failure_of_others
 
 index = process_index()
 devices = jax.devices()

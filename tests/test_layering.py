@@ -92,12 +92,12 @@ def test_every_import_points_down():
 
 def test_an_upward_import_is_found():
     path = SOURCE / "feeds" / "infeed.py"
-    found = list(violations([(path, 7, "feeds", "millrace.steps.state")]))
+    found = list(violations([(path, 7, "feeds", "millrace.programs.steps.state")]))
     assert found == [
-        "millrace/feeds/infeed.py:7: feeds (level 4) imports steps (level 6). "
+        "millrace/programs/feeds/infeed.py:7: feeds (level 4) imports steps (level 6). "
         "Move the shared part down, or return it as a record."
     ]
-    assert list(violations([(path, 7, "feeds", "millrace.explain.key")]))  # side by side
+    assert list(violations([(path, 7, "feeds", "millrace.compilation.explain.key")]))  # side by side
     assert list(violations([(path, 7, "records", "jax.numpy")]))
 
 

@@ -62,23 +62,23 @@ from millrace import errors as errors
 from millrace import layers as layers
 from millrace import optimizers as optimizers
 from millrace import records as records
-from millrace.benchmark.throughput import dataset_benchmark as dataset_benchmark
-from millrace.benchmark.throughput import infeed_benchmark as infeed_benchmark
-from millrace.explain.program_difference import diff_programs as diff_programs
-from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
-from millrace.function_pipelines.pipeline import pipeline as pipeline
-from millrace.loop_checkpoints.calls import restore_checkpoint as restore_checkpoint
-from millrace.loop_checkpoints.calls import save_checkpoint as save_checkpoint
-from millrace.loops.function import compile as compile
-from millrace.loops.gradients import value_and_grad as value_and_grad
-from millrace.loops.repeat import repeat as repeat
-from millrace.loops.repeat import while_loop as while_loop
-from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
-from millrace.planning.training_plan import TrainingPlan as TrainingPlan
-from millrace.resuming.stored_models import restore_weights as restore_weights
-from millrace.strategy.strategy import Strategy as Strategy
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue as OutfeedQueue
+from millrace.tools.benchmark.throughput import dataset_benchmark as dataset_benchmark
+from millrace.tools.benchmark.throughput import infeed_benchmark as infeed_benchmark
+from millrace.compilation.explain.program_difference import diff_programs as diff_programs
+from millrace.programs.feeds.infeed_queue import InfeedQueue as InfeedQueue
+from millrace.api.function_pipelines.pipeline import pipeline as pipeline
+from millrace.api.own_loop_checkpoints.save_and_restore import restore_checkpoint as restore_checkpoint
+from millrace.api.own_loop_checkpoints.save_and_restore import save_checkpoint as save_checkpoint
+from millrace.api.own_loops.function import compile as compile
+from millrace.api.own_loops.gradients import value_and_grad as value_and_grad
+from millrace.api.own_loops.repeat import repeat as repeat
+from millrace.api.own_loops.repeat import while_loop as while_loop
+from millrace.run.pipelines.assignment.marks import PipelineStage as PipelineStage
+from millrace.tools.planning.training_plan import TrainingPlan as TrainingPlan
+from millrace.run.resuming.stored_models import restore_weights as restore_weights
+from millrace.api.strategy.strategy import Strategy as Strategy
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue as OutfeedQueue
 
 _backend.while_imported.close()
 

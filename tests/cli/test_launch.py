@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from millrace.cli import launch as launch_module
-from millrace.cli.launch import LaunchOptions, launch, share_cores
+from millrace.tools.cli import launch as launch_module
+from millrace.tools.cli.launch import LaunchOptions, launch, share_cores
 
 # For scripts that do without JAX, which takes seconds to import.
 WHO = "import json, os; told = json.loads(os.environ['MILLRACE_LAUNCH']); i = told['process_id']\n"
@@ -296,7 +296,7 @@ def command(tmp_path):
     script, started = tmp_path / "script.py", []
     # These tests may themselves run in the background of a script, where SIGINT is ignored.
     program = (
-        "import signal, sys; from millrace.cli.main import main\n"
+        "import signal, sys; from millrace.tools.cli.main import main\n"
         "sys.argv[0], handler = 'millrace', sys.argv.pop(1)\n"
         "signal.signal(signal.SIGINT, getattr(signal, handler))\nmain()"
     )
@@ -381,7 +381,7 @@ def test_an_interrupt_of_a_terminal_arrives_once(command, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
 def test_connected_processes_end_with_a_launcher_that_was_killed(command):
     process, pids = command(
-        "from millrace.processes.agreement import Launched; Launched.take().end_with_launcher()"
+        "from millrace.run.processes.agreement import Launched; Launched.take().end_with_launcher()"
     )
     assert len(pids) == 2
     process.kill()

@@ -43,8 +43,8 @@ AGAIN = """
 from dataclasses import replace
 
 import cases, keras, millrace
-from millrace.plan import Recompute
-from millrace.fit import functions
+from millrace.programs.plan import Recompute
+from millrace.run.fit import functions
 
 keras.config.set_floatx("float64")
 EXACT = cases.Tolerance(rtol=1e-12, atol=1e-12)

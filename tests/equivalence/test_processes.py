@@ -239,8 +239,8 @@ MEASURED = """
 import millrace
 millrace.distributed.initialize()
 import os, time, jax, keras, numpy as np
-import millrace.processes.agreement
-from millrace.records.run import load
+import millrace.run.processes.agreement
+from millrace.base.records.run import load
 process = jax.process_index()
 x = np.random.default_rng(0).normal(size=(64 * 8 * 20, 256)).astype("float32")
 y = x[:, :1]
@@ -284,7 +284,7 @@ for schedule in ("auto", "gpipe"):
         np.testing.assert_array_equal(one, other)
 
 # Records have the same, of each process.
-millrace.processes.agreement.check_same({"written": "by all"})
+millrace.run.processes.agreement.check_same({"written": "by all"})
 loops = [loop for loop in load("gpipe").loops if loop.process == process]
 for name, seconds in strategy.statistics().pipeline.seconds.parts.items():
     recorded = sum(loop.update_seconds.get(name, 0.0) for loop in loops)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from key_cases import OBJECTS, batch, compiled, key, small_model
 
-from millrace.devices import DeviceGroup
-from millrace.explain.diagnose import FIRST, explain
-from millrace.explain.key import key_of_call
-from millrace.options import (
+from millrace.base.devices import DeviceGroup
+from millrace.compilation.explain.diagnose import FIRST, explain
+from millrace.compilation.explain.key import key_of_call
+from millrace.base.options import (
     Accumulation,
     MetricReduction,
     Offload,
@@ -23,8 +23,8 @@ from millrace.options import (
     Replication,
     TapRequest,
 )
-from millrace.plan import Recompute
-from millrace.records.compilation import Aspect, ProgramKey
+from millrace.programs.plan import Recompute
+from millrace.base.records.compilation import Aspect, ProgramKey
 
 pytestmark = pytest.mark.quick
 

@@ -16,12 +16,12 @@ from keras import layers, ops
 
 import millrace
 from case_marks import slow, with_marks
-from millrace.compiling.sharing import sharing
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import OptionError
-from millrace.explain.diagnose import history
-from millrace.export import file as export_file
-from millrace.export import read_ahead
-from millrace.records.compilation import Origin
+from millrace.compilation.explain.diagnose import history
+from millrace.compilation.export import file as export_file
+from millrace.compilation.export import read_ahead
+from millrace.base.records.compilation import Origin
 
 SCALE = 2.0
 RNG = np.random.default_rng(0)
@@ -553,8 +553,8 @@ def pipelined(tmp_path_factory):
 
 def test_a_pipeline_is_not_traced(pipelined, monkeypatch):
     directory, plain = pipelined
-    monkeypatch.setattr("millrace.pipelines.programs.stages.split_step", None)
-    monkeypatch.setattr("millrace.pipelines.programs.stages.make_passes", None)
+    monkeypatch.setattr("millrace.run.pipelines.programs.stages.split_step", None)
+    monkeypatch.setattr("millrace.run.pipelines.programs.stages.make_passes", None)
     loaded = pipeline(directory)
     assert origins(loaded[0]) == {Origin.LOADED}
     assert sum(record.trace_seconds for record in loaded[0].compile_log) == 0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from millrace.errors import DataError, OptionError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat
 from own_threads import own_threads
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace import interrupts
+from millrace.base import interrupts
 from millrace._compat.patches import patches_in
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")

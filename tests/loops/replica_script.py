@@ -17,7 +17,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from millrace.errors import DataError  # noqa: E402
-from millrace.loops.replication import (  # noqa: E402
+from millrace.api.own_loops.replication import (  # noqa: E402
     cross_replica_mean,
     cross_replica_sum,
     current_group,

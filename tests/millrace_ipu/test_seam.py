@@ -79,7 +79,7 @@ def test_the_seam_has_these_names_and_each_is_used():
 
 
 def test_another_import_is_found():
-    assert not is_allowed("millrace.fit.controller", "Controller")
+    assert not is_allowed("millrace.run.fit.controller", "Controller")
     assert not is_allowed("millrace", "fit")
     assert not is_allowed("millrace.extend", "Infeed")
     assert is_allowed("millrace", "Strategy")

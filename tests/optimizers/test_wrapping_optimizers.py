@@ -6,8 +6,8 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.loops.repeat import repeat
-from millrace.loops.replication import in_replica
+from millrace.api.own_loops.repeat import repeat
+from millrace.api.own_loops.replication import in_replica
 from millrace_ipu.ipu.optimizers import MapGradientOptimizer
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.links import Here, Permute, link
-from millrace.pipelines.runtime.transfer import Edge
+from millrace.base.devices import DeviceGroup
+from millrace.run.pipelines.runtime.links import Here, Permute, link
+from millrace.run.pipelines.runtime.transfer import Edge
 
 pytestmark = pytest.mark.quick
 
@@ -27,8 +27,8 @@ jax.config.update("jax_num_cpu_devices", devices)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
 from millrace._compat.jax_processes import key_value_store
-from millrace.devices import DeviceGroup, put_parts
-from millrace.pipelines.runtime.transfer import Edge
+from millrace.base.devices import DeviceGroup, put_parts
+from millrace.run.pipelines.runtime.transfer import Edge
 
 d = jax.devices()
 store = key_value_store()
@@ -229,8 +229,8 @@ def test_values_types_and_order(run, transport):
 
 LEFT = """
 from millrace.errors import ProcessError
-from millrace.pipelines.runtime.links import leave
-from millrace.processes.agreement import texts_of_all
+from millrace.run.pipelines.runtime.links import leave
+from millrace.run.processes.agreement import texts_of_all
 there, back = edge([d[0]], [d[1]]), edge([d[1]], [d[0]])
 square = jax.jit(lambda x: x @ x)
 x = np.ones((2000, 2000), "float32")

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from millrace.errors import PlanError, ProcessError
-from millrace.processes import agreement
-from millrace.processes.agreement import check_same
+from millrace.run.processes import agreement
+from millrace.run.processes.agreement import check_same
 
 
 class Store:

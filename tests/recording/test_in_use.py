@@ -8,7 +8,7 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError
-from millrace.recording import in_use
+from millrace.tools.recording import in_use
 
 OTHER = """
 import fcntl, os, sys

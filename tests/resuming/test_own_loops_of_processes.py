@@ -9,13 +9,13 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MILLRACE = "from millrace.cli.main import main; main()"
+MILLRACE = "from millrace.tools.cli.main import main; main()"
 SCRIPT = """
 import os, signal, sys
 import millrace
 millrace.distributed.initialize()
 import jax, keras, numpy as np
-from millrace.loops.replication import cross_replica_mean, replication_index
+from millrace.api.own_loops.replication import cross_replica_mean, replication_index
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
 directory, last, killed = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "killed"

@@ -12,7 +12,7 @@ from case_marks import exhaustive
 
 pytestmark = pytest.mark.slow
 
-MILLRACE = "from millrace.cli.main import main; main()"
+MILLRACE = "from millrace.tools.cli.main import main; main()"
 SCRIPT = '''
 import os, signal, sys, time
 import millrace

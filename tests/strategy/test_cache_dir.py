@@ -11,8 +11,8 @@ import pytest
 
 import millrace
 from case_marks import exhaustive
-from millrace.cache import files as cache_files
-from millrace.cache.entry import unpack
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache.entry import unpack
 from millrace.errors import OptionError
 
 SCRIPT = """

@@ -17,7 +17,7 @@ from millrace._compat import patches
 from millrace._compat.patch_table import EPOCH_ITERATOR, FIT
 from millrace._compat.patches import While, patches_in
 from millrace.errors import MillraceError, ModelError
-from millrace.fit.controller import controller_of
+from millrace.run.fit.controller import controller_of
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 
 X = np.linspace(-1, 1, 48, dtype="float32").reshape(12, 4)
@@ -172,7 +172,7 @@ def test_attached_again_it_trains_with_its_stages(strategy, alone):
     for _ in range(3):
         strategy.detach(model)
         strategy.attach(model)
-    assert controller_of(model).setup.options == millrace.options.Options()
+    assert controller_of(model).setup.options == millrace.base.options.Options()
     plain = make()
     np.testing.assert_allclose(losses(model), losses(plain), rtol=1e-6)
     assert strategy.statistics().executions == 3
@@ -267,7 +267,7 @@ def test_copies_of_a_detached_model_are_stock(strategy, alone, tmp_path):
     assert not any(controller_of(each) for each in copies)
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "m.keras")
-    assert controller_of(loaded).setup.options == millrace.options.Options()
+    assert controller_of(loaded).setup.options == millrace.base.options.Options()
     for each in (*copies[:2], copies[3], loaded):
         np.testing.assert_array_equal(each.layers[0].kernel, model.layers[0].kernel)
     strategy.detach(loaded)

@@ -17,10 +17,10 @@ from keras import layers
 
 import millrace
 from case_marks import with_marks
-from millrace.compiling.sharing import sharing
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import RecompilationError
-from millrace.explain.diagnose import history
-from millrace.records.compilation import Origin
+from millrace.compilation.explain.diagnose import history
+from millrace.base.records.compilation import Origin
 
 SCALE = 3.0
 
@@ -396,7 +396,7 @@ def test_records_are_there_when_a_run_was_killed(tmp_path):
         os._exit(1)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
-    (record,) = millrace.records.run.read_compile_log(tmp_path)
+    (record,) = millrace.base.records.run.read_compile_log(tmp_path)
     assert (record.program, record.cause) == ("train_run", "first compilation")
     assert record.peak_bytes > 0
 

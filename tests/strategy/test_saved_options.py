@@ -7,8 +7,8 @@ import keras
 import pytest
 
 from millrace.errors import OptionError
-from millrace.options import Options
-from millrace.strategy.saving import OPTIONS_FILE, load_options
+from millrace.base.options import Options
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options
 
 
 @pytest.fixture

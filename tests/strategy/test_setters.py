@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from millrace.errors import OptionError
-from millrace.options import (
+from millrace.base.options import (
     MIB,
     TABLE,
     Accumulation,
@@ -21,9 +21,9 @@ from millrace.options import (
     Reduction,
     arguments_of,
 )
-from millrace.options.table import RECOMPUTATION
-from millrace.strategy.saving import OPTIONS_FILE, load_options, save_options
-from millrace.strategy.setters import SETTERS, as_markdown
+from millrace.base.options.table import RECOMPUTATION
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
+from millrace.api.strategy.setters import SETTERS, as_markdown
 
 pytestmark = pytest.mark.quick
 

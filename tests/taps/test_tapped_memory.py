@@ -13,10 +13,10 @@ import pytest
 import millrace
 from case_marks import slow
 from millrace.optimizers import OutfeedOptimizer
-from millrace.taps import delivery, entries
-from millrace.taps.delivery import Delivery
-from millrace.taps.entries import MAX_BYTES, Taps
-from millrace.taps.taps import Tapped
+from millrace.programs.taps import delivery, entries
+from millrace.programs.taps.delivery import Delivery
+from millrace.programs.taps.entries import MAX_BYTES, Taps
+from millrace.programs.taps.taps import Tapped
 
 ROWS, WIDTH, UNITS = 4, 32, 256
 GRADIENT = (WIDTH * UNITS + UNITS) * 4  # bytes of the gradients of one update

@@ -3,7 +3,7 @@ import pytest
 from linear_models import rows, two_stages
 
 from millrace.errors import OptionError
-from millrace.options import Reduction
+from millrace.base.options import Reduction
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 from millrace_ipu.ipu.ops.pipelining_ops import PipelineStageOptions
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
