@@ -31,13 +31,13 @@ import harness
 import pipeline_processes
 import workers
 from millrace.base.devices import DeviceGroup
-from millrace.run.pipelines.runtime.transfer import Edge
 from millrace.base.records.run import load
-from millrace.tools.reports.run_costs import costs_of_run
+from millrace.run.pipelines.runtime.transfer import Edge
 from millrace.run.schedules.costs import UpdateCosts
 from millrace.run.schedules.one_f_one_b import one_f_one_b
 from millrace.run.schedules.task import Pass
 from millrace.run.schedules.update_time import UpdateTime, update_time
+from millrace.tools.reports.run_costs import costs_of_run
 from pipeline_processes import STAGES, Case
 
 BAR = "0.95-1.05"

@@ -33,9 +33,9 @@ import harness
 import pipeline_processes
 import workers
 from millrace.base.records.trace import ExecutionTrace
-from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin, task_of
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import simulate
+from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin, task_of
 
 BAR, TWIN_BAR = 1.03, 0.05
 STAGES, UPDATES = 2, 16

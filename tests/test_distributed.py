@@ -18,8 +18,8 @@ import pytest
 
 from case_marks import exhaustive
 from millrace import distributed
-from millrace.tools.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
+from millrace.tools.cli.launch import LaunchOptions, launch
 
 SECONDS = 60
 START = """

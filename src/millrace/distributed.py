@@ -17,8 +17,8 @@ import keras
 from millrace._compat.jax_processes import backends_are_initialized, recognise_cluster
 from millrace.base.arguments import checked
 from millrace.base.devices import spare_threads
-from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.base.options import whole_number
+from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.run.processes.agreement import Launched, process_count, process_index
 from millrace.run.processes.bootstrap import Rendezvous, meet
 from millrace.run.processes.failure import end_together, ends_together

@@ -61,7 +61,9 @@ from millrace.run.pipelines.assignment.layer_calls import leaves as leaves
 from millrace.run.pipelines.assignment.lists import (
     NestedPipelineStageAssignment as NestedPipelineStageAssignment,
 )
-from millrace.run.pipelines.assignment.lists import PipelineStageAssignment as PipelineStageAssignment
+from millrace.run.pipelines.assignment.lists import (
+    PipelineStageAssignment as PipelineStageAssignment,
+)
 from millrace.run.pipelines.assignment.summary import summary_lines as summary_lines
 
 # Functions and loops that are compiled: what is traced, and what it touches.

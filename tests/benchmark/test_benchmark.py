@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.tools.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from millrace.errors import DataError, DTypeError, OptionError
+from millrace.tools.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from own_threads import own_threads
 
 BOTH = pytest.mark.parametrize("benchmark", [dataset_benchmark, infeed_benchmark])

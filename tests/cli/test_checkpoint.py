@@ -14,8 +14,8 @@ import millrace
 from case_marks import slow
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.stored import Snapshot
-from millrace.tools.cli.main import main
 from millrace.errors import CheckpointError
+from millrace.tools.cli.main import main
 
 X = np.random.default_rng(0).standard_normal((24, 5)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)

@@ -4,11 +4,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from millrace.tools.cli.main import main
 from millrace.run.schedules.one_f_one_b import one_f_one_b
 from millrace.run.schedules.sequential import batch_serialized
 from millrace.run.schedules.text import grid, write
 from millrace.run.schedules.zb_v import zb_v
+from millrace.tools.cli.main import main
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
 

@@ -11,7 +11,6 @@ import webbrowser
 import pytest
 from click.testing import CliRunner
 
-from millrace.tools.cli.main import main
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.directory import RunDirectory
 from millrace.base.records.loops import EpochRecord, LoopRecord, ProcessRecord
@@ -21,6 +20,7 @@ from millrace.base.records.program_memory import MemoryArea, ProgramMemory
 from millrace.base.records.trace import ExecutionTrace
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.table import make_schedule
+from millrace.tools.cli.main import main
 
 GONE = 2**22 + 1  # above the highest number of a process
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from millrace.run.compiled_loop.budget import Search
 from millrace.errors import PlanError
+from millrace.run.compiled_loop.budget import Search
 from millrace.run.memory.pipeline_budget import CHOICES, first_choice
 
 FIXED = 200

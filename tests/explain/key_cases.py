@@ -5,8 +5,8 @@ import keras
 import numpy as np
 
 from millrace.base.devices import DeviceGroup
-from millrace.compilation.explain.key import key_of
 from millrace.base.options import Accumulation, Replication
+from millrace.compilation.explain.key import key_of
 from millrace.programs.plan import BatchSpec, Mode, Plan
 
 OBJECTS = (("strategy", "number 1"), ("model object", "number 1"), ("compile() calls", "1"))

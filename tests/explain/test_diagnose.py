@@ -13,8 +13,6 @@ import pytest
 from key_cases import OBJECTS, batch, compiled, key, small_model
 
 from millrace.base.devices import DeviceGroup
-from millrace.compilation.explain.diagnose import FIRST, explain
-from millrace.compilation.explain.key import key_of_call
 from millrace.base.options import (
     Accumulation,
     MetricReduction,
@@ -23,8 +21,10 @@ from millrace.base.options import (
     Replication,
     TapRequest,
 )
-from millrace.programs.plan import Recompute
 from millrace.base.records.compilation import Aspect, ProgramKey
+from millrace.compilation.explain.diagnose import FIRST, explain
+from millrace.compilation.explain.key import key_of_call
+from millrace.programs.plan import Recompute
 
 pytestmark = pytest.mark.quick
 

@@ -20,13 +20,13 @@ import rich
 from key_cases import batch, compiled, small_model
 
 import millrace
+from millrace.base.options import Accumulation
+from millrace.base.records.compilation import Aspect
 from millrace.compilation.explain import value_text as values_module
 from millrace.compilation.explain import walk as walk_module
 from millrace.compilation.explain.fingerprint import describe, describe_model, describe_state
 from millrace.compilation.explain.key import key_of_call
-from millrace.base.options import Accumulation
 from millrace.programs.plan import Mode
-from millrace.base.records.compilation import Aspect
 
 pytestmark = pytest.mark.quick
 

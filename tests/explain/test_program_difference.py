@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.errors import OptionError
 from millrace.compilation.explain.program_difference import difference
+from millrace.errors import OptionError
 
 pytestmark = pytest.mark.quick
 

@@ -9,11 +9,11 @@ from key_cases import OBJECTS, batch, key, plan_for, small_model
 
 from millrace._compat.jax_tracing import jax_options
 from millrace.base.devices import DeviceGroup
+from millrace.base.options import Accumulation
+from millrace.base.records.compilation import Aspect
 from millrace.compilation.explain.fingerprint import describe_model
 from millrace.compilation.explain.key import key_of, key_of_call, versions
-from millrace.base.options import Accumulation
 from millrace.programs.plan import BatchSpec, Mode
-from millrace.base.records.compilation import Aspect
 
 pytestmark = pytest.mark.quick
 

@@ -16,12 +16,12 @@ from keras import layers, ops
 
 import millrace
 from case_marks import slow, with_marks
+from millrace.base.records.compilation import Origin
 from millrace.compilation.executables.sharing import sharing
-from millrace.errors import OptionError
 from millrace.compilation.explain.diagnose import history
 from millrace.compilation.export import file as export_file
 from millrace.compilation.export import read_ahead
-from millrace.base.records.compilation import Origin
+from millrace.errors import OptionError
 
 SCALE = 2.0
 RNG = np.random.default_rng(0)

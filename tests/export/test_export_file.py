@@ -6,6 +6,7 @@ import struct
 import jax
 import pytest
 
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
 from millrace.compilation.cache.entry import DamagedEntryError
 from millrace.compilation.export.file import (
     EXECUTABLE,
@@ -16,7 +17,6 @@ from millrace.compilation.export.file import (
     read_header,
     unpack,
 )
-from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
 
 KEY = ProgramKey(
     "net",

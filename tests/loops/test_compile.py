@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.errors import DTypeError, ModelError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.repeat import repeat
+from millrace.errors import DTypeError, ModelError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.errors import DataError, DeviceError, OptionError, PlanError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.repeat import repeat, while_loop
 from millrace.api.own_loops.replication import (
@@ -19,6 +17,8 @@ from millrace.api.own_loops.replication import (
     replicas,
     replication_index,
 )
+from millrace.errors import DataError, DeviceError, OptionError, PlanError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 

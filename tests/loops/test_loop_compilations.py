@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.base.records.compilation import Origin
 from millrace.compilation.executables.log import current_log, without_strategy
 from millrace.compilation.executables.sharing import sharing
 from millrace.errors import RecompilationError
 from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.api.own_loops.function import compile as compile_function
-from millrace.api.own_loops.repeat import repeat, while_loop
-from millrace.base.records.compilation import Origin
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 HERE = os.path.basename(__file__)

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.errors import DTypeError, LoopError, OptionError, TapError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.repeat import repeat
+from millrace.errors import DTypeError, LoopError, OptionError, TapError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 

@@ -9,8 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.errors import DataError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.gradients import value_and_grad
 from millrace.api.own_loops.repeat import repeat, while_loop
@@ -21,6 +19,8 @@ from millrace.api.own_loops.replication import (
     replicas,
     replication_index,
 )
+from millrace.errors import DataError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer

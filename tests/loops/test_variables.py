@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.errors import LoopError, ModelError, TapError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.layers import MaybeOutfeed, Outfeed
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.gradients import value_and_grad
 from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.errors import LoopError, ModelError, TapError
+from millrace.layers import MaybeOutfeed, Outfeed
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 

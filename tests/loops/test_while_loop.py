@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.errors import DataError, LoopError, OptionError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.errors import DataError, LoopError, OptionError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 

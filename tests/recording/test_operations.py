@@ -8,15 +8,15 @@ from keras import layers
 
 import millrace
 from millrace._compat.jax_executables import flops
+from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.directory import RunDirectory
+from millrace.base.records.run import load
+from millrace.base.records.sinks import RecordSinks
 from millrace.compilation.executables.executable import compiled_of
 from millrace.compilation.executables.log import CompileLog, current_log, logging_to
 from millrace.tools.operations.groups import program_of
 from millrace.tools.recording.operations import counted_operations
 from millrace.tools.recording.programs import ProgramRecorder
-from millrace.base.records.compilation import CompileRecord
-from millrace.base.records.directory import RunDirectory
-from millrace.base.records.run import load
-from millrace.base.records.sinks import RecordSinks
 
 
 def dense():

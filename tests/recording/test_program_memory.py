@@ -8,9 +8,9 @@ import pytest
 
 import millrace
 from case_marks import slow
-from millrace.tools.recording import program_memory as recorded
 from millrace.base.records.program_memory import ROLES
 from millrace.base.records.run import load
+from millrace.tools.recording import program_memory as recorded
 
 LAYERS = keras.layers
 

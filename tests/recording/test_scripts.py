@@ -13,8 +13,8 @@ import time
 import pytest
 
 import millrace
-from millrace.tools.reports.page import page
 from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.page import page
 
 pytestmark = pytest.mark.slow
 

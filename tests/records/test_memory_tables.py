@@ -3,7 +3,12 @@
 import pytest
 
 from millrace.base.records.memory import LiveBuffer, by_layer
-from millrace.base.records.memory_report import DeviceMemory, MemoryChange, MemoryReport, StageMemory
+from millrace.base.records.memory_report import (
+    DeviceMemory,
+    MemoryChange,
+    MemoryReport,
+    StageMemory,
+)
 
 pytestmark = pytest.mark.quick
 

@@ -5,7 +5,6 @@ import json
 import pytest
 
 import millrace
-from millrace.errors import DataError
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.directory import KINDS, RunDirectory
 from millrace.base.records.flight import FlightNote
@@ -15,6 +14,7 @@ from millrace.base.records.program_memory import MemoryArea, ProgramMemory, Prog
 from millrace.base.records.tensors import Tensor, TensorSeries
 from millrace.base.records.timeline import Span
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.errors import DataError
 
 pytestmark = pytest.mark.quick
 

@@ -16,11 +16,11 @@ from millrace.base.records.operations import OperationGroup, ProgramOperations
 from millrace.base.records.run import RunRecords
 from millrace.base.records.timeline import Span
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
 from millrace.tools.reports.limits import limits
 from millrace.tools.reports.loop_parts import PARTS
 from millrace.tools.reports.trace_shares import trace_shares
-from millrace.run.schedules.simulate import simulate
-from millrace.run.schedules.table import make_schedule
 
 
 def run(**records):

@@ -15,7 +15,6 @@ import pytest
 from synthetic import memory, synthetic_run, trace
 
 import millrace
-from millrace.errors import OptionError
 from millrace.base.records.loops import EpochRecord, ExecutionSample, FeedSample, LoopRecord
 from millrace.base.records.memory import LiveBuffer
 from millrace.base.records.operations import OperationGroup, ProgramOperations
@@ -24,6 +23,7 @@ from millrace.base.records.run import RunRecords
 from millrace.base.records.tensors import STATISTICS, Tensor, TensorSeries
 from millrace.base.records.timeline import Span
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.errors import OptionError
 from millrace.tools.reports.assets import ASSETS, LIBRARY, SCRIPTS, STYLES, licence, script
 from millrace.tools.reports.bubble import idle_slots
 from millrace.tools.reports.page import page, write_page

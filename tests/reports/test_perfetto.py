@@ -7,9 +7,9 @@ import pytest
 
 from millrace.base.records.run import RunRecords
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
-from millrace.tools.reports.perfetto import perfetto, write_perfetto
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.perfetto import perfetto, write_perfetto
 
 
 def run_of(tmp_path, number=2, model="m"):

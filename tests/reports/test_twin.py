@@ -9,12 +9,12 @@ import pytest
 from millrace.base.options import default_devices
 from millrace.base.records.timeline import Span, Timeline
 from millrace.base.records.trace import ExecutionTrace
-from millrace.tools.reports.bubble import idle_slots
-from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin
 from millrace.run.schedules.concurrent import concurrent
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.bubble import idle_slots
+from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin
 
 
 def trace_of(timeline, **fields):

@@ -4,8 +4,8 @@ import random
 import pytest
 
 from case_marks import slow
-from millrace.errors import ScheduleError
 from millrace.base.options.default_devices import is_v_shaped, v_devices
+from millrace.errors import ScheduleError
 from millrace.run.schedules.one_f_one_b import one_f_one_b
 from millrace.run.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
 from millrace.run.schedules.table import SCHEDULES, make_schedule

@@ -3,8 +3,8 @@ import pathlib
 import pytest
 
 from case_marks import with_marks
-from millrace.errors import ScheduleError
 from millrace.base.options.default_devices import is_v_shaped, v_devices
+from millrace.errors import ScheduleError
 from millrace.run.schedules.check import check
 from millrace.run.schedules.gpipe import gpipe
 from millrace.run.schedules.one_f_one_b import one_f_one_b

@@ -12,15 +12,15 @@ from keras import layers
 
 import millrace
 from millrace._compat import jax_memory as jax_spaces
-from millrace.run.compiled_loop.programs import ProgramBuilder
+from millrace.api.strategy.attach import detach
 from millrace.base.options import NO_OFFLOAD, Accumulation, Offload, Replication
-from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
-from millrace.run.schedules.one_f_one_b import one_f_one_b
-from millrace.run.schedules.sequential import sequential
 from millrace.programs.steps import offload
 from millrace.programs.steps.state import State, Values
-from millrace.api.strategy.attach import detach
+from millrace.run.compiled_loop.programs import ProgramBuilder
+from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.sequential import sequential
 
 ROWS, BATCH = 44, 4
 STATE = "offload_weight_update_variables"

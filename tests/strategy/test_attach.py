@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.errors import PlanError
 from millrace.api.strategy.attach import detach
 from millrace.api.strategy.saving import OPTIONS_FILE
+from millrace.errors import PlanError
 
 
 @keras.saving.register_keras_serializable("millrace_tests")

@@ -8,8 +8,8 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.errors import ModelError, OptionError, PlanError, ScheduleError
 from millrace.base.options import Pipelining, RecomputationMode, Reduction
+from millrace.errors import ModelError, OptionError, PlanError, ScheduleError
 
 pytestmark = pytest.mark.quick
 

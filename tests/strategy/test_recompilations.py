@@ -17,10 +17,10 @@ from keras import layers
 
 import millrace
 from case_marks import with_marks
-from millrace.compilation.executables.sharing import sharing
-from millrace.errors import RecompilationError
-from millrace.compilation.explain.diagnose import history
 from millrace.base.records.compilation import Origin
+from millrace.compilation.executables.sharing import sharing
+from millrace.compilation.explain.diagnose import history
+from millrace.errors import RecompilationError
 
 SCALE = 3.0
 

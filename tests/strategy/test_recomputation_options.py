@@ -8,8 +8,8 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.layers import RecomputationCheckpoint
 from millrace.base.options import Recomputation, RecomputationMode
+from millrace.layers import RecomputationCheckpoint
 
 X = np.ones((16, 4), "float32")
 

@@ -9,7 +9,8 @@ import pathlib
 import keras
 import pytest
 
-from millrace.errors import OptionError
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
+from millrace.api.strategy.setters import SETTERS, as_markdown
 from millrace.base.options import (
     MIB,
     TABLE,
@@ -22,8 +23,7 @@ from millrace.base.options import (
     arguments_of,
 )
 from millrace.base.options.table import RECOMPUTATION
-from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
-from millrace.api.strategy.setters import SETTERS, as_markdown
+from millrace.errors import OptionError
 
 pytestmark = pytest.mark.quick
 

@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from millrace._compat.jax_processes import backends_are_initialized, end_unused_backends
-from millrace.errors import DeviceError, OptionError, PlanError
 from millrace.base.pytrees import Array
+from millrace.errors import DeviceError, OptionError, PlanError
 
 _THREADS_PER_DEVICE = 4
 DEVICES_FLAG = "--xla_force_host_platform_device_count"

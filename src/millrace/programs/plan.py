@@ -8,7 +8,14 @@ from typing import Any, cast
 import numpy as np
 
 from millrace.base.devices import DeviceGroup
-from millrace.base.options import NO_OFFLOAD, NO_TAPS, Accumulation, Offload, Replication, TapRequest
+from millrace.base.options import (
+    NO_OFFLOAD,
+    NO_TAPS,
+    Accumulation,
+    Offload,
+    Replication,
+    TapRequest,
+)
 
 
 class Mode(enum.Enum):

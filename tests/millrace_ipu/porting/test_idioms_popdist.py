@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from idioms import idiom
 
-from millrace.tools.cli.main import main
 from millrace.errors import DeviceError, OptionError, PlanError, UnsupportedError
+from millrace.tools.cli.main import main
 from millrace_ipu import ipu
 from millrace_ipu.ipu.config.processes import groups_of_processes
 from millrace_ipu.ipu.keras.extensions.instances import Instances

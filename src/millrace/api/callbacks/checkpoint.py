@@ -8,10 +8,10 @@ import keras
 
 from millrace.base.arguments import checked
 from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.options import directory_path, truth, whole_number
 from millrace.errors import ModelError, OptionError
 from millrace.run.fit.controller import controller_of
 from millrace.run.fit.uncompiled import runs_uncompiled
-from millrace.base.options import directory_path, truth, whole_number
 from millrace.run.resuming.fit_checkpoints import FitCheckpoints
 from millrace.run.resuming.schedule import SaveOptions
 

@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace.programs.feeds.merged_batches import merge_batches
-from millrace.run.fit.controller import Controller
-from millrace.run.fit.functions import LoopFunction
-from millrace.run.fit.setup import Setup
-from millrace.run.fit.pipelined_model import StageAssignment
-from millrace.run.fit.totals import Totals
-from millrace.tools.memory_report.report import explained
 from millrace.base.options import Accumulation, Options, TapRequest
-from millrace.programs.plan import ROLES, Mode
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
+from millrace.programs.feeds.merged_batches import merge_batches
+from millrace.programs.plan import ROLES, Mode
 from millrace.programs.steps.state import State, Values
+from millrace.run.fit.controller import Controller
+from millrace.run.fit.functions import LoopFunction
+from millrace.run.fit.pipelined_model import StageAssignment
+from millrace.run.fit.setup import Setup
+from millrace.run.fit.totals import Totals
+from millrace.tools.memory_report.report import explained
 
 _EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",), loss=True)
 _NANS, _INFS = STATISTICS.index("nans"), STATISTICS.index("infs")

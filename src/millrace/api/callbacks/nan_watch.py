@@ -26,17 +26,10 @@ from rich.console import Console
 
 import millrace.run.fit.controller as controllers
 from millrace._compat.keras_loops import sync_state
-from millrace.base.arguments import checked
-from millrace.compilation.cache.private import make_private
-from millrace.compilation.cache.use import Default, default_root
 from millrace.api.callbacks.nan_search import NonFiniteTensor, first_non_finite, is_non_finite
 from millrace.api.callbacks.tensor_choice import check_gradients, patterns_of
-from millrace.run.compiled_loop.protocol import Halted
-from millrace.errors import ModelError, OptionError
+from millrace.base.arguments import checked
 from millrace.base.options import TapRequest, whole_number
-from millrace.run.pipelines.assignment.assignment import Assignment
-from millrace.run.processes.agreement import process_index
-from millrace.run.processes.failure import describe
 from millrace.base.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
 from millrace.base.records.flight_directory import (
     FLIGHTS,
@@ -45,6 +38,13 @@ from millrace.base.records.flight_directory import (
     remove_old_flights,
 )
 from millrace.base.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
+from millrace.compilation.cache.private import make_private
+from millrace.compilation.cache.use import Default, default_root
+from millrace.errors import ModelError, OptionError
+from millrace.run.compiled_loop.protocol import Halted
+from millrace.run.pipelines.assignment.assignment import Assignment
+from millrace.run.processes.agreement import process_index
+from millrace.run.processes.failure import describe
 
 logger = logging.getLogger("millrace")
 

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 
 from millrace.base.arguments import checked
-from millrace.errors import OptionError
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 PART = 2**16  # values whose statistics are computed at a time

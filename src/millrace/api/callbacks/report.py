@@ -7,10 +7,10 @@ from typing import Any
 import keras
 
 from millrace.base.arguments import checked
-from millrace.errors import ModelError
-from millrace.run.fit.controller import controller_of
 from millrace.base.options import directory_path
+from millrace.errors import ModelError
 from millrace.programs.plan import Mode
+from millrace.run.fit.controller import controller_of
 from millrace.tools.recording.call_records import record_call
 from millrace.tools.recording.run import open_run
 

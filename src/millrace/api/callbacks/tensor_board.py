@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from millrace.api.callbacks.tensor_history import Entries
-from millrace.errors import OptionError
 from millrace.base.records.tensors import STATISTICS, Tensor
+from millrace.errors import OptionError
 
 _MEAN, _LEAST, _MOST, _NORM = (STATISTICS.index(name) for name in ("mean", "min", "max", "norm"))
 _SECONDS = 2.0  # between two writes: often enough for people who watch

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import keras
 
 from millrace._compat.keras_graph import layer_paths
-from millrace.errors import ModelError, OptionError
 from millrace.base.options import Moment, TapRequest, member, whole_number
 from millrace.base.records.tensors import Tensor
+from millrace.errors import ModelError, OptionError
 from millrace.programs.taps.tensors import gradient_names, matches
 
 # In the name of an activation: the number of the layer's call, and the number of the output.

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 from rich.console import Console
 
-from millrace.base.arguments import checked
 from millrace.api.callbacks.tensor_board import EventFile
 from millrace.api.callbacks.tensor_choice import check_choice, choose
 from millrace.api.callbacks.tensor_history import (
@@ -26,13 +25,14 @@ from millrace.api.callbacks.tensor_history import (
     TensorHistory,
     make_console,
 )
-from millrace.errors import ModelError, OptionError
-from millrace.run.fit.controller import Controller, controller_of
+from millrace.base.arguments import checked
 from millrace.base.options import Moment, truth, whole_number
+from millrace.base.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
+from millrace.errors import ModelError, OptionError
 from millrace.programs.plan import Mode
+from millrace.run.fit.controller import Controller, controller_of
 from millrace.run.processes.agreement import process_index
 from millrace.tools.recording.tensors import RecordedTensors
-from millrace.base.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 
 BINS = 64  # of a histogram
 

@@ -14,10 +14,6 @@ import jax
 import keras
 import numpy as np
 
-from millrace.errors import ModelError, OptionError
-from millrace.programs.feeds.block import BlockSlice
-from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.run.fit.controller import controller_of
 from millrace.api.function_pipelines.chain import next_arguments, run_chain
 from millrace.api.function_pipelines.model import (
     ElementRow,
@@ -27,12 +23,16 @@ from millrace.api.function_pipelines.model import (
     StagesModel,
     call_optimizer_function,
 )
+from millrace.api.optimizers.as_accumulated import AsAccumulated
 from millrace.api.own_loops.replication import ReplicaIndex, in_replica
 from millrace.api.own_loops.scope import Touched, look_at
-from millrace.api.optimizers.as_accumulated import AsAccumulated
-from millrace.run.pipelines.assignment.assignment import Assignment
-from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.api.strategy.strategy import Strategy
+from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.errors import ModelError, OptionError
+from millrace.programs.feeds.block import BlockSlice
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.run.fit.controller import controller_of
+from millrace.run.pipelines.assignment.assignment import Assignment
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
-from millrace.errors import DTypeError, LoopError, OptionError, PlanError
 from millrace.base.options import default_devices, whole_number
 from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.errors import DTypeError, LoopError, OptionError, PlanError
 
 StageFunction: TypeAlias = Callable[..., object]
 StageFunctions: TypeAlias = Sequence[StageFunction | Sequence[StageFunction]]

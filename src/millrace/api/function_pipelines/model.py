@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.keras_optimizers import let_optimizers_be_made
-from millrace.errors import LoopError, OptionError
 from millrace.api.function_pipelines.chain import (
     FunctionChain,
     as_list,
@@ -24,9 +23,10 @@ from millrace.api.function_pipelines.chain import (
     run_chain,
 )
 from millrace.api.own_loops.replication import ReplicaIndex
-from millrace.run.pipelines.assignment.marks import PipelineStage
 from millrace.base.pytrees import Array, ArrayTree
+from millrace.errors import LoopError, OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.pipelines.assignment.marks import PipelineStage
 
 OptimizerFunction = Callable[..., object]
 

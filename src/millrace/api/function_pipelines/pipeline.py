@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import OptionError, PlanError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.function_pipelines.build import Pipeline, PipelineSettings, make_pipeline
 from millrace.api.function_pipelines.chain import (
     DeviceMapping,
@@ -20,15 +18,21 @@ from millrace.api.function_pipelines.chain import (
     check_captures,
     make_chain,
 )
-from millrace.api.function_pipelines.model import OptimizerFunction, PipelineFunctions, ResultOutfeed
+from millrace.api.function_pipelines.model import (
+    OptimizerFunction,
+    PipelineFunctions,
+    ResultOutfeed,
+)
 from millrace.api.function_pipelines.update_sums import DTypeChoice, UpdateSums, dtype_function
 from millrace.api.own_loops.host_loop import require_host
 from millrace.api.own_loops.iteration import specs_of
 from millrace.api.own_loops.log_subject import identity
-from millrace.base.options import QueueMode, truth, whole_number
 from millrace.api.strategy.strategy import Strategy, strategy_in_scope
-from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.base.options import QueueMode, truth, whole_number
 from millrace.base.threads.made_once import MadeOnce
+from millrace.errors import OptionError, PlanError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 KEPT = 16  # pipelines, with their programs
 

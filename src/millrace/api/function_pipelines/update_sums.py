@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from jax.typing import DTypeLike
 
-from millrace.errors import OptionError
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 # The dtype to add values up in: one for all, or a function of the value.

@@ -13,11 +13,11 @@ from typing import Any, Self, TypeVar
 
 import keras
 
+from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import OptionError
 from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import is_open, is_tapped
-from millrace.base.threads.scoped_value import ScopedValue
 
 Queues = OutfeedQueue | Mapping[str, OutfeedQueue]
 LayerResult = TypeVar("LayerResult")

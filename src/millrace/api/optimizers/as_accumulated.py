@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import keras
 
-from millrace.errors import DTypeError
 from millrace.api.optimizers.wrapping import Gradient, WrappingOptimizer, wrapped_chain
+from millrace.errors import DTypeError
 
 
 class AsAccumulated(WrappingOptimizer):

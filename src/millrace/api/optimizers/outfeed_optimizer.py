@@ -11,10 +11,10 @@ from typing import Any
 
 import keras
 
-from millrace.base.arguments import checked
-from millrace.errors import OptionError, TapError
 from millrace.api.optimizers.wrapping import Gradient, WrappingOptimizer
+from millrace.base.arguments import checked
 from millrace.base.options import Moment, member
+from millrace.errors import OptionError, TapError
 from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import belongs_here, is_open

@@ -14,9 +14,9 @@ import jax
 import keras
 from jax.typing import ArrayLike
 
-from millrace.errors import OptionError, PlanError
 from millrace.api.own_loops.replication import cross_replica_sum, current_launch, replicas
 from millrace.base.threads.scoped_value import ScopedValue
+from millrace.errors import OptionError, PlanError
 
 Gradient = jax.Array | None  # None for a variable that the loss does not depend on
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from millrace.errors import CheckpointError
 from millrace.api.own_loop_checkpoints.parts import NamedParts, innermost, is_of_metrics
+from millrace.errors import CheckpointError
 from millrace.run.resuming.model_values import check_optimizer, check_variables, difference
 
 ADVICE = (

@@ -20,8 +20,8 @@ from millrace._compat.keras_loops import loop_state
 from millrace._compat.keras_optimizers import trained_by
 from millrace.errors import CheckpointError
 from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.run.resuming.model_values import optimizer_facts, variable_facts
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.resuming.model_values import optimizer_facts, variable_facts
 
 Layer = keras.layers.Layer
 Optimizer = keras.optimizers.Optimizer

@@ -17,18 +17,6 @@ from typing import Any
 
 import jax
 
-from millrace.base.arguments import checked
-from millrace.base.checkpoints.directory import CheckpointDirectory
-from millrace.base.checkpoints.manifest import DamagedError
-from millrace.base.checkpoints.random_state import (
-    random_state,
-    set_random_state,
-    set_seeds,
-    shared_seeds,
-)
-from millrace.base.checkpoints.stored import Snapshot, StoredCheckpoint
-from millrace.base.checkpoints.plain_values import NotPlainError, encode, host_copy
-from millrace.errors import CheckpointError, OptionError
 from millrace.api.own_loop_checkpoints.comparison import (
     ADVICE,
     build,
@@ -41,7 +29,19 @@ from millrace.api.own_loop_checkpoints.parts import NamedParts, is_of_metrics, s
 from millrace.api.own_loop_checkpoints.unsaved import forget_earlier, warn_of_unsaved
 from millrace.api.own_loops.copies import copies_to_save, put_saved
 from millrace.api.own_loops.running import running_call
+from millrace.base.arguments import checked
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.manifest import DamagedError
+from millrace.base.checkpoints.plain_values import NotPlainError, encode, host_copy
+from millrace.base.checkpoints.random_state import (
+    random_state,
+    set_random_state,
+    set_seeds,
+    shared_seeds,
+)
+from millrace.base.checkpoints.stored import Snapshot, StoredCheckpoint
 from millrace.base.options import directory_path, whole_number
+from millrace.errors import CheckpointError, OptionError
 from millrace.run.processes.agreement import own_copy, process_index, texts_of_all
 from millrace.run.resuming.restoring import LOOP, newest_checkpoint, warn_of_values
 from millrace.run.resuming.schedule import PATIENCE_SECONDS

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Iterable
 
-from millrace.base.checkpoints.random_state import shared_seeds
-from millrace.programs.feeds.infeed_queue import queues_in_use
 from millrace.api.own_loop_checkpoints.parts import NamedParts
 from millrace.api.own_loops.scope import assigned_by_loops, forget_assigned
+from millrace.base.checkpoints.random_state import shared_seeds
+from millrace.programs.feeds.infeed_queue import queues_in_use
 from millrace.programs.taps.outfeed_queue import queues_with_elements
 
 logger = logging.getLogger("millrace")

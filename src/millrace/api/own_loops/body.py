@@ -15,9 +15,9 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike
 
+from millrace.base.pytrees import Array, ArrayTree, Spec, SpecTree
 from millrace.compilation.executables.call_description import name_of
 from millrace.errors import DTypeError, LoopError, OptionError
-from millrace.base.pytrees import Array, ArrayTree, Spec, SpecTree
 
 
 class Carried:

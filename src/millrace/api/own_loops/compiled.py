@@ -15,16 +15,16 @@ import jax
 import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing, trace_options
+from millrace.base.pytrees import Array, ArrayTree, SpecTree
+from millrace.base.records.compilation import ProgramKey
+from millrace.base.threads.made_once import MadeOnce
 from millrace.compilation.executables.call_description import Reason, shapes_of
 from millrace.compilation.executables.executable import Executable, finish
 from millrace.compilation.executables.log import CompileLog, current_log
 from millrace.compilation.executables.lowering import Lowering
 from millrace.compilation.executables.progress import progress
 from millrace.compilation.executables.watch import call_watched, unwatched
-from millrace.base.pytrees import Array, ArrayTree, SpecTree
-from millrace.base.records.compilation import ProgramKey
 from millrace.programs.steps.ended_values import lower_program
-from millrace.base.threads.made_once import MadeOnce
 
 ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scalar is an array
 ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position

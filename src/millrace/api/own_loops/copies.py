@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_steps import stored_value
-from millrace.base.devices import DeviceGroup, put_on
 from millrace.api.own_loops.scope import put, value_of
+from millrace.base.devices import DeviceGroup, put_on
 from millrace.run.processes.agreement import gathered, own_copy
 
 _ATTRIBUTE = "millrace_copies"

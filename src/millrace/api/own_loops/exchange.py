@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from millrace.api.own_loops.chunk import chunk_capacity
+from millrace.base.interrupts import raise_if_interrupted
+from millrace.base.pytrees import Array, ArrayTree
 from millrace.errors import DataError
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.base.interrupts import raise_if_interrupted
-from millrace.api.own_loops.chunk import chunk_capacity
-from millrace.base.pytrees import Array, ArrayTree
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import Tapped
 

@@ -17,12 +17,6 @@ from jax.typing import ArrayLike
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
-from millrace.base.arguments import checked
-from millrace.compilation.executables.call_description import name_of, new_number
-from millrace.compilation.executables.log import current_log
-from millrace.compilation.executables.watch import unwatched
-from millrace.errors import ModelError, OptionError
-from millrace.base.interrupts import held_back
 from millrace.api.own_loops.compiled import ProgramArguments, Subject
 from millrace.api.own_loops.host_loop import OnHost
 from millrace.api.own_loops.log_subject import is_array, key_of_function, models_of, objects_of
@@ -31,11 +25,17 @@ from millrace.api.own_loops.replica_devices import devices_for
 from millrace.api.own_loops.replication import ReplicaLaunch, current_launch
 from millrace.api.own_loops.running import running
 from millrace.api.own_loops.scope import Touched, context_of
+from millrace.base.arguments import checked
+from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
 from millrace.base.pytrees import Array
-from millrace.tools.recording.functions import recorded_call
 from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
 from millrace.base.threads.made_once import MadeOnce
+from millrace.compilation.executables.call_description import name_of, new_number
+from millrace.compilation.executables.log import current_log
+from millrace.compilation.executables.watch import unwatched
+from millrace.errors import ModelError, OptionError
+from millrace.tools.recording.functions import recorded_call
 
 
 @checked

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import jax
 import keras
 
-from millrace.errors import LoopError, OptionError
 from millrace.api.own_loops.scope import VariableScope
+from millrace.errors import LoopError, OptionError
 from millrace.programs.taps.taps import collecting, tap_again
 
 FunctionResult = TypeVar("FunctionResult")

@@ -14,10 +14,10 @@ import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
-from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.base.interrupts import raise_if_interrupted
 from millrace.api.own_loops.body import Body, Carried, next_values, truth_of
+from millrace.base.interrupts import raise_if_interrupted
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.taps import collecting
 
 

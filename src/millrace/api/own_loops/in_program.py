@@ -18,8 +18,6 @@ from jax import lax
 
 from millrace._compat.jax_tracing import is_traced
 from millrace._compat.keras_steps import current_scope
-from millrace.errors import ModelError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.chunk import MAX_ITERATIONS, IterationCarry
 from millrace.api.own_loops.driven_loop import DrivenLoop
 from millrace.api.own_loops.exchange import MANY
@@ -27,6 +25,8 @@ from millrace.api.own_loops.iteration import Iteration
 from millrace.api.own_loops.replication import largest
 from millrace.api.own_loops.scope import context_of, refuse_driven_loop
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import ModelError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 
 
 def run_in_program(

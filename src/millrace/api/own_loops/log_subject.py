@@ -21,15 +21,15 @@ import jax
 import keras
 import numpy as np
 
-from millrace.compilation.executables.call_description import number_of
-from millrace.compilation.explain.fingerprint import describe
-from millrace.compilation.explain.key import key_of_call
-from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.api.own_loops.body import arguments_of, loop_name
 from millrace.api.own_loops.compiled import ProgramArguments, Subject
 from millrace.api.own_loops.scope import Touched
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
 from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.executables.call_description import number_of
+from millrace.compilation.explain.fingerprint import describe
+from millrace.compilation.explain.key import key_of_call
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 
 
 def identity(function: object) -> tuple[Hashable, list[object]]:

@@ -35,14 +35,14 @@ from millrace._compat.jaxpr import (
     variables,
     with_effects,
 )
-from millrace.errors import ProcessError
-from millrace.base.interrupts import uninterrupted
 from millrace.api.own_loops.compiled import Compiled, Subject
 from millrace.api.own_loops.driven_loop import DrivenLoop
 from millrace.api.own_loops.exchange import MANY, Exchange
 from millrace.api.own_loops.log_subject import PieceSubjects
 from millrace.api.own_loops.replica_forms import AS_WHOLE, IN_PARTS, ReplicaForm
+from millrace.base.interrupts import uninterrupted
 from millrace.base.pytrees import Array, ArrayTree
+from millrace.errors import ProcessError
 from millrace.programs.taps.taps import Tapped
 
 PieceValues = dict[Hashable, Any]  # by the variables of a graph

@@ -15,12 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing, trace_options
-from millrace.compilation.executables.watch import unwatched
 from millrace.api.own_loops.compiled import Compiled, Subject
 from millrace.api.own_loops.exchange import Exchange
 from millrace.api.own_loops.log_subject import PieceSubjects
 from millrace.api.own_loops.pieces import Pieces
-from millrace.api.own_loops.replica_forms import AS_WHOLE, IN_PARTS, ProgramResults, ReplicaForm, form_of
+from millrace.api.own_loops.replica_forms import (
+    AS_WHOLE,
+    IN_PARTS,
+    ProgramResults,
+    ReplicaForm,
+    form_of,
+)
 from millrace.api.own_loops.replication import ReplicaLaunch
 from millrace.api.own_loops.scope import (
     Context,
@@ -30,11 +35,12 @@ from millrace.api.own_loops.scope import (
     refuse_driven_loop,
 )
 from millrace.base.pytrees import Array, ArrayTree
+from millrace.base.threads.made_once import MadeOnce
+from millrace.base.threads.scoped_value import ScopedValue
+from millrace.compilation.executables.watch import unwatched
 from millrace.programs.steps.program import FunctionSource
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import Tapped, collecting
-from millrace.base.threads.made_once import MadeOnce
-from millrace.base.threads.scoped_value import ScopedValue
 
 # Values of variables that a program assigns, and of others that it reads; the user's arrays.
 _LoopArguments = tuple[list[jax.Array], list[jax.Array], list[Array]]

@@ -19,13 +19,6 @@ import numpy as np
 
 from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace._compat.keras_steps import current_scope
-from millrace.base.arguments import checked
-from millrace.compilation.executables.call_description import new_number
-from millrace.compilation.executables.log import current_log
-from millrace.compilation.executables.watch import unwatched
-from millrace.errors import OptionError
-from millrace.programs.feeds.infeed_queue import InfeedQueue
-from millrace.base.interrupts import held_back
 from millrace.api.own_loops.body import Body, Carried, loop_name, result_of_loop
 from millrace.api.own_loops.compiled import ProgramArguments, Subject
 from millrace.api.own_loops.exchange import MANY
@@ -38,10 +31,17 @@ from millrace.api.own_loops.replica_forms import form_of
 from millrace.api.own_loops.replication import current_launch
 from millrace.api.own_loops.running import running
 from millrace.api.own_loops.scope import Touched
+from millrace.base.arguments import checked
+from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
-from millrace.tools.recording.functions import recorded_call
 from millrace.base.threads.made_once import MadeOnce
+from millrace.compilation.executables.call_description import new_number
+from millrace.compilation.executables.log import current_log
+from millrace.compilation.executables.watch import unwatched
+from millrace.errors import OptionError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.tools.recording.functions import recorded_call
 
 KEPT = 32  # programs of loops that ran on their own
 

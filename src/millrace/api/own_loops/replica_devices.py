@@ -10,8 +10,8 @@ import functools
 
 import jax
 
-from millrace.errors import DeviceError
 from millrace.api.strategy.strategy import strategy_in_scope
+from millrace.errors import DeviceError
 
 
 def devices_for(replicas: int) -> tuple[jax.Device, ...]:

@@ -18,11 +18,11 @@ import numpy as np
 from jax import lax
 
 from millrace._compat.jaxpr import Graph, trace
-from millrace.base.devices import PARTS, REPLICA, WHOLE, DeviceGroup, put_on, put_parts
 from millrace.api.own_loops.copies import copies_of, put_copies, values_to_read
 from millrace.api.own_loops.replica_sums import of_all, of_first
 from millrace.api.own_loops.replication import ReplicaLaunch, in_trace, looking, on_devices
 from millrace.api.own_loops.scope import put, value_of
+from millrace.base.devices import PARTS, REPLICA, WHOLE, DeviceGroup, put_on, put_parts
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
 from millrace.programs.taps.taps import Tapped
 

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from millrace.base.devices import REPLICA, DeviceGroup
-from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.api.own_loops.replica_sums import totals
+from millrace.base.devices import REPLICA, DeviceGroup
 from millrace.base.options import whole_number
 from millrace.base.threads.scoped_value import ScopedValue
+from millrace.errors import OptionError, PlanError, UnsupportedError
 
 ReducedTree = TypeVar("ReducedTree")
 ReplicaResults = TypeVar("ReplicaResults")

@@ -26,12 +26,12 @@ from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_steps import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
-from millrace.errors import ModelError, PlanError, TapError, UnsupportedError
 from millrace.api.own_loops.replication import holds_anywhere, watching_exchanges
 from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.base.threads.scoped_value import ScopedValue
+from millrace.errors import ModelError, PlanError, TapError, UnsupportedError
 from millrace.programs.steps.ended_values import check_variable
 from millrace.programs.taps.taps import Tapped, collecting
-from millrace.base.threads.scoped_value import ScopedValue
 
 BranchResult = TypeVar("BranchResult")
 

@@ -31,10 +31,15 @@ from millrace._compat.keras_loops import (
     report_logs,
     set_epoch_iterators,
 )
+from millrace.api.strategy.methods import METHODS
+from millrace.api.strategy.saving import load_options, save_options
 from millrace.base.arguments import check_call
 from millrace.base.devices import home
+from millrace.base.interrupts import held_back
+from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import ModelError
 from millrace.programs.feeds.block import batch_spec
+from millrace.programs.plan import Mode
 from millrace.run.fit.asynchronous import StepCallbackList
 from millrace.run.fit.callbacks import last_ones_last
 from millrace.run.fit.checks import hint_steps_per_execution
@@ -43,18 +48,13 @@ from millrace.run.fit.epochs import make_epoch_iterator
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.multi_process import quiet_unless_first, whole_files
 from millrace.run.fit.offloading import bring_back
-from millrace.run.fit.setup import Setup
 from millrace.run.fit.pipelined_model import StageAssignment
+from millrace.run.fit.setup import Setup
 from millrace.run.fit.totals import Totals
 from millrace.run.fit.uncompiled import check_uncompiled, make_uncompiled_function, runs_uncompiled
-from millrace.base.interrupts import held_back
-from millrace.tools.memory_report.report import explained
-from millrace.programs.plan import Mode
-from millrace.tools.planning.automatic import plan_fit
 from millrace.run.processes.agreement import gathered
-from millrace.api.strategy.methods import METHODS
-from millrace.api.strategy.saving import load_options, save_options
-from millrace.base.threads.scoped_value import ScopedValue
+from millrace.tools.memory_report.report import explained
+from millrace.tools.planning.automatic import plan_fit
 
 P = ParamSpec("P")
 T = TypeVar("T")

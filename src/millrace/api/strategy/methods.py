@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
+from millrace.api.strategy.setters import SETTERS
+from millrace.base.options import whole_number
+from millrace.base.options.table import AUTO
 from millrace.errors import OptionError
 from millrace.programs.feeds.block import batch_spec as spec_of
 from millrace.run.fit.controller import Controller
-from millrace.base.options import whole_number
-from millrace.base.options.table import AUTO
 from millrace.run.pipelines.assignment.assignment import AnyAssignment
 from millrace.run.pipelines.assignment.balance import stage_summary
 from millrace.run.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.run.precompile.precompile import precompile
-from millrace.api.strategy.setters import SETTERS
 
 
 def set_pipeline_stage_assignment(

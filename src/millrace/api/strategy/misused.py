@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from millrace.errors import PlanError
 from millrace.api.strategy.methods import METHODS
+from millrace.errors import PlanError
 
 _OF_MODELS = {"compile", "evaluate", "fit", "predict", *(method.__name__ for method in METHODS)}
 

@@ -18,8 +18,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 from millrace.base.arguments import refuse_unknown
-from millrace.run.fit.controller import Controller
 from millrace.base.options import MIB, Entry, Options, arguments_of, as_plain, replaced
+from millrace.run.fit.controller import Controller
 
 OptionArguments = Mapping[str, object]  # arguments that are not None, by name
 Finish = Callable[[Controller, Options, OptionArguments], Options]

@@ -16,17 +16,17 @@ from typing import TypeVar, cast
 
 import keras
 
-from millrace.errors import MillraceError, OptionError, ScheduleError
-from millrace.run.fit.controller import Controller
 from millrace.base.options import TABLE, Entry, Options
 from millrace.base.options.checks import device_numbers, unchecked
-from millrace.run.pipelines.assignment.assignment import from_json, to_json
 from millrace.base.records.codec import short_text
 from millrace.base.records.json_text import parse_json
 from millrace.base.records.printable import printable
+from millrace.errors import MillraceError, OptionError, ScheduleError
+from millrace.programs.steps.accumulate import accumulator_dtype
+from millrace.run.fit.controller import Controller
+from millrace.run.pipelines.assignment.assignment import from_json, to_json
 from millrace.run.schedules.table import SCHEDULES, check_batch_serialization
 from millrace.run.schedules.text import parse
-from millrace.programs.steps.accumulate import accumulator_dtype
 
 OPTIONS_FILE = "millrace.json"
 

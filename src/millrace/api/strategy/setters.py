@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from millrace.errors import OptionError
-from millrace.run.fit.controller import Controller
-from millrace.run.fit.offloading import check_offload
+from millrace.api.strategy.option_setter import OptionArguments, default_text, setter
 from millrace.base.options import (
     AccumulatorDtype,
     Options,
@@ -12,9 +10,11 @@ from millrace.base.options import (
     RecomputationMode,
     arguments_of,
 )
-from millrace.run.schedules.table import check_batch_serialization, check_choice
+from millrace.errors import OptionError
 from millrace.programs.steps.accumulate import accumulator_dtype
-from millrace.api.strategy.option_setter import OptionArguments, default_text, setter
+from millrace.run.fit.controller import Controller
+from millrace.run.fit.offloading import check_offload
+from millrace.run.schedules.table import check_batch_serialization, check_choice
 
 
 @setter(

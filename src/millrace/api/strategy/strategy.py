@@ -12,22 +12,31 @@ import keras
 
 from millrace._compat.keras_build import after_construction, raise_own_errors
 from millrace._compat.patches import held
+from millrace.api.strategy.attach import attach, builds_inner_graph, detach
+from millrace.api.strategy.misused import Misused
+from millrace.api.strategy.run_arguments import check_run
 from millrace.base.arguments import checked
+from millrace.base.devices import devices_of, find_devices, home
+from millrace.base.options import RecompilePolicy, directory_path, member
+from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.memory_report import MemoryReport
+from millrace.base.records.run import RunRecords, load
+from millrace.base.records.sinks import RecordSinks
+from millrace.base.records.statistics import RunStatistics
+from millrace.base.threads.scoped_value import ScopedValue
 from millrace.compilation.cache.use import Default, use_cache
 from millrace.compilation.executables.call_description import name_of
 from millrace.compilation.executables.log import CompileLog, logging_to
 from millrace.compilation.executables.phases import show_phases
 from millrace.compilation.executables.watch import call_watched
-from millrace.base.devices import devices_of, find_devices, home
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.run.fit.controller import Controller, controller_of
 from millrace.run.fit.totals import Totals
-from millrace.tools.memory_report.report import memory_report
-from millrace.base.options import RecompilePolicy, directory_path, member
 from millrace.run.pipelines.assignment.marks import stages_allowed
+from millrace.run.precompile.described_batch import BatchDescription
+from millrace.tools.memory_report.report import memory_report
 from millrace.tools.planning.plan import make_plan, memory_of
 from millrace.tools.planning.training_plan import TrainingPlan
-from millrace.run.precompile.described_batch import BatchDescription
 from millrace.tools.recording.functions import (
     FunctionRecorder,
     functions_recorded_by,
@@ -37,15 +46,6 @@ from millrace.tools.recording.operation_trace import OperationTrace, traced_exec
 from millrace.tools.recording.programs import ProgramRecorder
 from millrace.tools.recording.recorders import StrategyRecorders
 from millrace.tools.recording.run import run_of
-from millrace.base.records.compilation import CompileRecord, Origin
-from millrace.base.records.memory_report import MemoryReport
-from millrace.base.records.run import RunRecords, load
-from millrace.base.records.sinks import RecordSinks
-from millrace.base.records.statistics import RunStatistics
-from millrace.api.strategy.attach import attach, builds_inner_graph, detach
-from millrace.api.strategy.misused import Misused
-from millrace.api.strategy.run_arguments import check_run
-from millrace.base.threads.scoped_value import ScopedValue
 
 T = TypeVar("T")
 

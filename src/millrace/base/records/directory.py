@@ -18,7 +18,6 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
-from millrace.errors import OptionError
 from millrace.base.records.codec import encode
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.flight import FlightNote
@@ -34,6 +33,7 @@ from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.program_memory import ProgramMemory
 from millrace.base.records.tensors import TensorSeries
 from millrace.base.records.trace import ExecutionTrace
+from millrace.errors import OptionError
 
 FORMAT, VERSION = "millrace records", 1
 COMPILE_LOG = "compile_log"

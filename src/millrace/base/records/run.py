@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from millrace.errors import DataError
 from millrace.base.records.codec import decode, short_text
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.directory import COMPILE_LOG, FORMAT, KINDS, VERSION
@@ -31,6 +30,7 @@ from millrace.base.records.timeline import Timeline
 from millrace.base.records.trace import ExecutionTrace
 from millrace.base.records.trace_groups import update_traces
 from millrace.base.records.validity import check_record
+from millrace.errors import DataError
 
 Record = TypeVar("Record")
 _LARGEST_LOOP = 2**53  # above any number of loops that a process could have run

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.errors import OptionError
 from millrace.base.records.codec import decode, encode
 from millrace.base.records.json_text import parse_json
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.printable import printable
 from millrace.base.records.table_text import TableRecord, text_of
+from millrace.errors import OptionError
 
 FORMAT = 1  # of the file
 _LONGEST = 300  # characters of a reason in an error

@@ -12,9 +12,9 @@ import sys
 import zlib
 from typing import Any
 
-from millrace.compilation.cache import files as cache_files
 from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
 from millrace.base.records.json_text import parse_json
+from millrace.compilation.cache import files as cache_files
 
 _MOST_FILES = 1000
 _LONGEST = 1 << 22  # bytes of a key, unpacked

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import jax
 
 from millrace._compat.jax_cache import asks_any
-from millrace.compilation.cache.listeners import listeners
 from millrace.base.records.cache import EntryLabels
 from millrace.base.threads.scoped_value import ScopedValue
+from millrace.compilation.cache.listeners import listeners
 
 _REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _HIT = "/jax/compilation_cache/cache_hits"

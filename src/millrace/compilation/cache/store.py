@@ -16,13 +16,13 @@ import pathlib
 import threading
 from collections.abc import Callable
 
+from millrace.base.records.cache import CacheStatistics, EntryLabels
 from millrace.compilation.cache import files as cache_files
 from millrace.compilation.cache.entry import DamagedEntryError, pack, unpack
 from millrace.compilation.cache.keys import remove_oldest, write_key
 from millrace.compilation.cache.listeners import listeners
 from millrace.compilation.cache.lookup import Lookup
 from millrace.compilation.cache.private import NotPrivateError, read_private
-from millrace.base.records.cache import CacheStatistics, EntryLabels
 
 logger = logging.getLogger("millrace")
 

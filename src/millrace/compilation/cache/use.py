@@ -20,14 +20,14 @@ import sys
 import threading
 
 from millrace._compat import jax_cache
+from millrace.base.records.cache import CacheStatistics
+from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.cache.files import environment
 from millrace.compilation.cache.keys import read_keys
 from millrace.compilation.cache.lookup import counts, current_lookup, listen
 from millrace.compilation.cache.private import NotPrivateError, check_private
 from millrace.compilation.cache.store import CacheStore
 from millrace.errors import OptionError
-from millrace.base.records.cache import CacheStatistics
-from millrace.base.records.compilation import ProgramKey
 
 logger = logging.getLogger("millrace")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 
+from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.explain.diagnose import explain, history
 from millrace.compilation.explain.walk import source_of
-from millrace.base.records.compilation import ProgramKey
 
 SHOWN = 6  # arguments whose shapes are written out; others are counted
 

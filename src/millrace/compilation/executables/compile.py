@@ -11,6 +11,9 @@ import jax
 
 from millrace._compat.jax_cache import loads_quietly
 from millrace._compat.jax_executables import Sizes, sizes_of
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, Cause, Origin, ProgramKey
+from millrace.base.records.printable import printable
 from millrace.compilation.cache.keys import current_script
 from millrace.compilation.cache.lookup import looking_up
 from millrace.compilation.cache.use import known_keys
@@ -28,9 +31,6 @@ from millrace.compilation.executables.sharing import (
 )
 from millrace.compilation.explain.diagnose import ANOTHER_MODEL, explain, history, layers_of
 from millrace.compilation.explain.program_difference import difference
-from millrace.base.records.cache import EntryLabels
-from millrace.base.records.compilation import Aspect, Cause, Origin, ProgramKey
-from millrace.base.records.printable import printable
 
 logger = logging.getLogger("millrace")
 

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
+from millrace.base.interrupts import raise_if_interrupted
 from millrace.compilation.executables.compile import share_or_compile
 from millrace.compilation.executables.log import CompileLog, NewExecutable, record_of
 from millrace.compilation.executables.lowering import Lowering, Request, lower
-from millrace.base.interrupts import raise_if_interrupted
 
 # Called with positional arguments as the program specifies them.
 Executable = Callable[..., Any]

@@ -12,17 +12,17 @@ from typing import Any
 import keras
 
 from millrace._compat.jax_executables import Sizes
-from millrace.compilation.cache.listeners import listeners
-from millrace.compilation.executables import phases
-from millrace.compilation.executables.trials import Trial, Trials
-from millrace.errors import RecompilationError
-from millrace.compilation.explain.diagnose import explain, history
 from millrace.base.options import RecompilePolicy
-from millrace.programs.plan import Plan
 from millrace.base.records.compilation import Cause, CompileRecord, Origin, ProgramKey
 from millrace.base.records.memory_report import BudgetChoice
 from millrace.base.records.sinks import RecordSink
 from millrace.base.threads.scoped_value import ScopedValue
+from millrace.compilation.cache.listeners import listeners
+from millrace.compilation.executables import phases
+from millrace.compilation.executables.trials import Trial, Trials
+from millrace.compilation.explain.diagnose import explain, history
+from millrace.errors import RecompilationError
+from millrace.programs.plan import Plan
 
 
 def record_of(

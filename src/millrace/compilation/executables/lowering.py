@@ -21,12 +21,12 @@ import keras
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.base.collector import fewer_collections
+from millrace.base.records.compilation import Cause, ProgramKey
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import progress
 from millrace.programs.plan import Plan
 from millrace.programs.recomputation.ordered import compiler_options as options_of_recomputation
 from millrace.programs.recomputation.ordered import options_with_barriers
-from millrace.base.records.compilation import Cause, ProgramKey
 from millrace.programs.steps.ended_values import lower_program
 from millrace.programs.steps.program import Program
 

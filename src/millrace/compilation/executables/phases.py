@@ -15,10 +15,10 @@ import logging
 import os
 from dataclasses import dataclass
 
-from millrace.compilation.cache.listeners import ProgramListener, register_listener
-from millrace.errors import OptionError
 from millrace.base.records.cache import EntryLabels
 from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.compilation.cache.listeners import ProgramListener, register_listener
+from millrace.errors import OptionError
 
 logger = logging.getLogger("millrace.phases")
 # `millrace` at INFO says the same once for each program, with its cause.

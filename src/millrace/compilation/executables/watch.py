@@ -20,6 +20,9 @@ import jax
 
 from millrace._compat.jax_executables import sizes_of
 from millrace._compat.jax_tracing import compiler_options, jit_options, static_arguments
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+from millrace.base.threads.scoped_value import ScopedValue
 from millrace.compilation.cache.lookup import Lookup, looking_up
 from millrace.compilation.executables.call_description import (
     Reason,
@@ -31,9 +34,6 @@ from millrace.compilation.executables.call_description import (
 from millrace.compilation.executables.log import CompileLog, NewExecutable, record_of
 from millrace.compilation.explain.diagnose import history
 from millrace.compilation.explain.key import fields_from, key_of_call
-from millrace.base.records.cache import EntryLabels
-from millrace.base.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
-from millrace.base.threads.scoped_value import ScopedValue
 
 Returned = TypeVar("Returned")
 

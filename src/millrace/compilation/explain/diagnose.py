@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import starmap, zip_longest
 
-from millrace.compilation.explain.words import Change, remedy_of, text_of_change
 from millrace.base.records.compilation import Aspect, Cause, KeyField, ProgramKey
+from millrace.compilation.explain.words import Change, remedy_of, text_of_change
 
 KEPT = 50  # keys of each program
 MAX_TEXT = 4_000_000  # characters of a program whose text is kept: ResNet50's has 700,000

@@ -29,12 +29,12 @@ from millrace._compat.keras_layers import (
     layers_inside,
     remat_mode,
 )
+from millrace.base.records.compilation import Aspect, KeyField
 from millrace.compilation.explain.attributes import attributes_of
 from millrace.compilation.explain.functions import write_class, write_function
 from millrace.compilation.explain.value_text import class_name, text_of
 from millrace.compilation.explain.walk import Description, Walk
 from millrace.programs.plan import ROLES, Mode
-from millrace.base.records.compilation import Aspect, KeyField
 
 _COUNTED = re.compile(r"^variable_\d+$")  # Keras's names for variables without one
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
+from millrace.base.records.compilation import Aspect
 from millrace.compilation.explain.attributes import NO_EFFECT
 from millrace.compilation.explain.value_text import closure_of, digest, shortened, text_of
 from millrace.compilation.explain.walk import Walk, is_library_module, source_of
-from millrace.base.records.compilation import Aspect
 
 Names = tuple[str, ...]  # a global, and the attributes read of it: ("np", "random", "rand")
 

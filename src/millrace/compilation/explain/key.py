@@ -26,12 +26,17 @@ import keras
 import numpy as np
 
 from millrace._compat.jax_tracing import jax_options
-from millrace.compilation.explain.fingerprint import describe, describe_model, describe_state, finished
+from millrace.base.options import TapRequest, key_fields
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.explain.fingerprint import (
+    describe,
+    describe_model,
+    describe_state,
+    finished,
+)
 from millrace.compilation.explain.value_text import digest, text_of, without_address
 from millrace.compilation.explain.walk import Description, Walk, version_of
-from millrace.base.options import TapRequest, key_fields
 from millrace.programs.plan import BatchSpec, Plan
-from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
 
 Pairs = Iterable[tuple[str, object]] | Mapping[str, object]
 ObjectNumbers = Iterable[tuple[str, object]]  # such as ("model object", "number 2")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import jax
 
 from millrace.base.arguments import checked
-from millrace.errors import OptionError
 from millrace.compilation.explain.words import common_start, values
+from millrace.errors import OptionError
 
 # Where two programs have hardly anything in common, operations are only counted: to align more
 # lines than this takes longer than to compile them.

@@ -26,8 +26,8 @@ import jax
 import keras
 
 from millrace.base.own_code import is_own_file, is_own_module
-from millrace.programs.plan import Mode
 from millrace.base.records.compilation import Aspect, KeyField
+from millrace.programs.plan import Mode
 
 # Values in one walk. A closure over a whole application ends here, after 0.2 s.
 MAX_VALUES = 20_000

@@ -20,20 +20,20 @@ import keras
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace._compat.jax_executables import sizes_of
+from millrace.base.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+from millrace.base.records.printable import printable
 from millrace.compilation.cache.entry import DamagedEntryError
 from millrace.compilation.cache.private import NotPrivateError, check_private, read_private
 from millrace.compilation.executables.executable import Executable, checked, new_names, renamed
 from millrace.compilation.executables.log import CompileLog, NewExecutable, record_of
 from millrace.compilation.executables.lowering import group_of
 from millrace.compilation.executables.sharing import Numbers, SerializedExecutable, remember
-from millrace.errors import OptionError
 from millrace.compilation.explain.diagnose import explain, history
 from millrace.compilation.export import file as export_file
 from millrace.compilation.export.file import EXECUTABLE, STAGES, Header, differences, environment
 from millrace.compilation.export.read_ahead import Devices, ExportedFile, ReadAhead, Ready, loaded
+from millrace.errors import OptionError
 from millrace.programs.plan import LoopForm, Plan
-from millrace.base.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
-from millrace.base.records.printable import printable
 
 logger = logging.getLogger("millrace")
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace._compat.jax_executables import from_bytes
+from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.cache import files as cache_files
 from millrace.compilation.cache.private import NotPrivateError, check_private, make_private
 from millrace.compilation.executables.executable import Executable, compiled_of, renames_of
 from millrace.compilation.executables.sharing import serialize
-from millrace.errors import OptionError
 from millrace.compilation.export import file as export_file
 from millrace.compilation.export.exported import Exported, Wanted
 from millrace.compilation.export.file import EXECUTABLE, STAGES, Header, environment
+from millrace.errors import OptionError
 from millrace.programs.plan import LoopForm, Plan
-from millrace.base.records.compilation import ProgramKey
 
 logger = logging.getLogger("millrace")
 

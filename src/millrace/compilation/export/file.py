@@ -20,12 +20,12 @@ from typing import Any
 
 import jax
 
+from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.cache.entry import DamagedEntryError, Format, fields_of
 from millrace.compilation.cache.files import environment as of_cache
 from millrace.compilation.cache.keys import pack_key, unpack_key
 from millrace.compilation.cache.private import open_private
 from millrace.compilation.explain.key import versions
-from millrace.base.records.compilation import ProgramKey
 
 
 def environment(device: jax.Device) -> dict[str, str]:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from millrace.base.devices import put_on
+from millrace.base.pytrees import ArrayTree
 from millrace.programs.feeds.block import (
     Block,
     Destination,
@@ -18,7 +19,6 @@ from millrace.programs.feeds.block import (
     make_block,
 )
 from millrace.programs.plan import BatchSpec
-from millrace.base.pytrees import ArrayTree
 
 FIRST_BLOCK_BYTES = 2**17  # of an epoch: about 0.1 ms of copying rows
 SHORT_BYTES = 2**20  # executions with less share blocks

@@ -6,11 +6,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from millrace.programs.feeds.block import Block, BlockSlice
-from millrace.programs.feeds.waiting import POLL_SECONDS, BatchWait
+from millrace.base.activities import Activities
 from millrace.base.interrupts import is_held_back, raise_if_interrupted
 from millrace.base.records.statistics import FeedStatistics
-from millrace.base.activities import Activities
+from millrace.programs.feeds.block import Block, BlockSlice
+from millrace.programs.feeds.waiting import POLL_SECONDS, BatchWait
 
 JOIN_SECONDS = 5.0  # longest time that `close` waits for a data set that is making a batch
 # Threads that were not joined, since the user wanted to stop at once. Each is in the middle of a

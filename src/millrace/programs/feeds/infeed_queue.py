@@ -21,6 +21,8 @@ from millrace.base.arguments import checked
 from millrace.base.checkpoints.object_state import ObjectState
 from millrace.base.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.base.devices import DeviceGroup
+from millrace.base.options import whole_number
+from millrace.base.records.statistics import FeedStatistics
 from millrace.errors import CheckpointError, DataError, OptionError
 from millrace.programs.feeds.block import Block, BlockSlice, Destination
 from millrace.programs.feeds.blocks import BlockShape, stacked_blocks
@@ -29,8 +31,6 @@ from millrace.programs.feeds.queue_elements import check_dataset, elements_of, s
 from millrace.programs.feeds.queue_source import QueueSource, is_used_up, length_of
 from millrace.programs.feeds.source_position import FastForward, SourceState
 from millrace.programs.feeds.waiting import POLL_SECONDS, BatchWait
-from millrace.base.options import whole_number
-from millrace.base.records.statistics import FeedStatistics
 
 logger = logging.getLogger("millrace")
 

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_data import DataAdapter, stacked
-from millrace.errors import DataError
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import DataError
 
 
 class UnknownSizeAdapter(DataAdapter):

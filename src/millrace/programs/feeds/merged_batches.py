@@ -17,9 +17,9 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 
 from millrace._compat.keras_data import DataAdapter, is_array_adapter, stacked
+from millrace.base.pytrees import ArrayTree
 from millrace.errors import DataError
 from millrace.programs.feeds.iterator_adapter import UnknownSizeAdapter
-from millrace.base.pytrees import ArrayTree
 
 
 class MergedAdapter(UnknownSizeAdapter):

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from millrace.base.pytrees import ArrayTree
 from millrace.errors import DataError
 from millrace.programs.feeds.block import batch_spec
 from millrace.programs.plan import BatchSpec
-from millrace.base.pytrees import ArrayTree
 
 logger = logging.getLogger("millrace")
 

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from millrace.errors import DataError, add_note
 from millrace.base.interrupts import raise_if_interrupted
 from millrace.base.own_code import is_own_file
+from millrace.errors import DataError, add_note
 
 T = TypeVar("T")
 

@@ -28,12 +28,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed, variables
+from millrace.base.threads.scoped_value import ScopedValue
 from millrace.programs.recomputation.evictions import without_unused
 from millrace.programs.recomputation.joint_graph import Joint
 from millrace.programs.recomputation.kernel_work import KernelWork
 from millrace.programs.recomputation.kernels import Kernel, kernels_of, work_of
 from millrace.programs.recomputation.ordered import OrderedKernels, first_late
-from millrace.base.threads.scoped_value import ScopedValue
 
 T = TypeVar("T")  # a tree of arrays
 

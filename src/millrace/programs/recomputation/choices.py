@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from millrace._compat.jaxpr import Graph, inlined, needed, scope
+from millrace.base.threads.made_once import MadeOnce
+from millrace.base.threads.scoped_value import ScopedValue
 from millrace.programs.recomputation.costs import has_product
 from millrace.programs.recomputation.evictions import WEIGHTS, cheapest_order
 from millrace.programs.recomputation.joint_graph import Joint, Update, joint_graph, with_update
 from millrace.programs.recomputation.kernel_work import KernelWork, Order
 from millrace.programs.recomputation.kernels import Kernel, kernels_of, work_of
 from millrace.programs.recomputation.lean_gradients import with_lean_gradients
+from millrace.programs.recomputation.ordered import OrderedKernels
 from millrace.programs.recomputation.scans import (
     FORMS,
     KEEP,
@@ -29,9 +32,6 @@ from millrace.programs.recomputation.scans import (
     with_last_results,
     with_loops,
 )
-from millrace.programs.recomputation.ordered import OrderedKernels
-from millrace.base.threads.made_once import MadeOnce
-from millrace.base.threads.scoped_value import ScopedValue
 
 RATIO = 0.93  # of memory besides results: that of a choice, as a share of the choice before
 _LIMITS, _LEAST_LIMITS = 24, 8  # tried between the least memory and the plain peak

@@ -1,7 +1,7 @@
 """What the options say is to be computed again, for the plan of a program."""
 
-from millrace.errors import PlanError
 from millrace.base.options import Recomputation, RecomputationMode
+from millrace.errors import PlanError
 from millrace.programs.plan import Recompute
 
 THEN = RecomputationMode.RECOMPUTE_THEN_BACKPROPAGATE

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Graph, needed, trace
-from millrace.programs.plan import Plan
 from millrace.base.pytrees import Array, ArrayTree, Spec
+from millrace.programs.plan import Plan
 from millrace.programs.recomputation.boundaries import kernels_between_boundaries
 from millrace.programs.recomputation.choices import Choices
 from millrace.programs.recomputation.joint_graph import Update, joint_graph

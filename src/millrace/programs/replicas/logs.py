@@ -23,8 +23,8 @@ from jax.typing import ArrayLike
 from millrace._compat.keras_steps import metric_logs
 from millrace.base.devices import REPLICA
 from millrace.base.options import MetricReduction
-from millrace.programs.plan import Mode, Plan
 from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.programs.plan import Mode, Plan
 from millrace.programs.replicas.state_rules import StepOutput
 from millrace.programs.steps.program import merge_steps
 from millrace.programs.steps.repetition import Index

@@ -21,8 +21,8 @@ import keras
 from jax import lax
 
 from millrace._compat.jax_memory import is_on_host
-from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.replicas.logs import ReplicaLogs, ReplicaRecords
 from millrace.programs.replicas.placement import layouts, of_one_replica, specs_of, split_spec
 from millrace.programs.replicas.reduce import GradientReduction

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 
 from millrace._compat.jax_memory import Space
 from millrace.base.devices import PARTS, REPLICA, WHOLE
-from millrace.programs.plan import LoopForm, Mode, Plan
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.plan import LoopForm, Mode, Plan
 from millrace.programs.replicas import state_rules
 from millrace.programs.replicas.logs import Records, ReplicaRecords
 from millrace.programs.replicas.placement import own_part, with_axis

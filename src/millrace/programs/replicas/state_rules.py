@@ -35,8 +35,8 @@ from millrace._compat.jaxpr import (
     variables,
 )
 from millrace.base.devices import REPLICA
-from millrace.programs.plan import ROLES, Mode, Plan
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.plan import ROLES, Mode, Plan
 from millrace.programs.steps.program import batch_specs
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import make_gradient_step, make_step

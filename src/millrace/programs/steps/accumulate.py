@@ -29,8 +29,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from millrace.base.devices import REPLICA
-from millrace.errors import OptionError
 from millrace.base.options import Accumulation, Reduction
+from millrace.errors import OptionError
 from millrace.programs.steps.scopes import ACCUMULATION
 
 Gradients: TypeAlias = list[jax.Array]

@@ -17,9 +17,15 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from millrace.programs.plan import LoopForm, Plan
 from millrace.base.pytrees import ArrayTree
-from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients, coefficient_of, scale_of
+from millrace.programs.plan import LoopForm, Plan
+from millrace.programs.steps.accumulate import (
+    Accumulator,
+    Factor,
+    Gradients,
+    coefficient_of,
+    scale_of,
+)
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State, Values
 from millrace.programs.steps.tapped_step import tap_update

@@ -31,10 +31,10 @@ from jax import lax
 from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace, used
 from millrace._compat.keras_losses import LossParts, losses_of_part
 from millrace._compat.keras_steps import compute_gradient_step
-from millrace.errors import PlanError, TapError
 from millrace.base.options import Reduction
-from millrace.programs.plan import Division, LoopForm, Plan, choose_loop_form
 from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.errors import PlanError, TapError
+from millrace.programs.plan import Division, LoopForm, Plan, choose_loop_form
 from millrace.programs.recomputation.step import accumulating_value_and_grad, has_choice
 from millrace.programs.steps.accumulate import Gradients, make_accumulator
 from millrace.programs.steps.repetition import Index, repeat

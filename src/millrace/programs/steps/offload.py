@@ -29,8 +29,8 @@ from jax import lax
 from jax.sharding import Sharding
 
 from millrace._compat.jax_memory import is_on_host, on_device, on_host
-from millrace.programs.plan import ROLES, Plan
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.plan import ROLES, Plan
 from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State, StateLayouts, Values

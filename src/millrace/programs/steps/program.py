@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from millrace.programs.plan import Plan
 from millrace.base.pytrees import SpecTree
+from millrace.programs.plan import Plan
 
 # Specs of scalar arguments: a number of steps, or a factor of gradients.
 INDEX = jax.ShapeDtypeStruct((), jnp.int32)

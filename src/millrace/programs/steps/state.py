@@ -18,9 +18,9 @@ import keras
 from jax.typing import ArrayLike
 
 from millrace._compat.keras_layers import layer_of
+from millrace.base.pytrees import LayoutTree, SpecTree
 from millrace.errors import ModelError
 from millrace.programs.plan import ROLES
-from millrace.base.pytrees import LayoutTree, SpecTree
 from millrace.programs.steps.ended_values import check_variable
 
 

@@ -16,8 +16,9 @@ import jax
 import keras
 
 from millrace._compat.keras_steps import compute_gradient_step, metric_logs
-from millrace.programs.plan import Mode, Plan
 from millrace.base.pytrees import ArrayTree
+from millrace.base.threads.scoped_value import ScopedValue
+from millrace.programs.plan import Mode, Plan
 from millrace.programs.recomputation.step import (
     Updating,
     accumulating_value_and_grad,
@@ -30,7 +31,6 @@ from millrace.programs.steps.scopes import KERAS_STEP, UPDATE
 from millrace.programs.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.programs.taps.taps import is_open, value_and_grad
 from millrace.programs.taps.tensors import loss_tapped, tap_loss
-from millrace.base.threads.scoped_value import ScopedValue
 
 Step: TypeAlias = Callable[[State, ArrayTree], tuple[State, ArrayTree]]
 # Returns gradients, the state without the update, logs.

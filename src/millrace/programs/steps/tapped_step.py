@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from millrace.base.pytrees import ArrayTree
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode, Plan
-from millrace.base.pytrees import ArrayTree
 from millrace.programs.steps.accumulate import Gradients
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import apply_gradients, make_gradient_step, make_step

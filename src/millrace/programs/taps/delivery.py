@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from millrace.base.activities import Activities
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import StatisticsBlock, TensorRows
 from millrace.programs.taps.entries import Taps, has_one_entry
 from millrace.programs.taps.taps import Tapped
 from millrace.programs.taps.tensors import Rows
-from millrace.base.activities import Activities
 
 MAX_PENDING = 16  # results that are dispatched and not delivered
 # Of their taps. A result that has more is waited for, and then it is the only one.

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_graph import is_symbolic
 from millrace.base.arguments import checked
-from millrace.errors import OptionError
 from millrace.base.options import QueueMode
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import OptionError
 from millrace.programs.taps.outfeed_queue import GIB, OutfeedQueue
 
 Filter: TypeAlias = str | re.Pattern[str] | Callable[[str], object]

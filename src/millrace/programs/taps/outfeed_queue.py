@@ -20,9 +20,9 @@ import numpy as np
 
 from millrace._compat.keras_graph import is_symbolic
 from millrace.base.arguments import checked
-from millrace.errors import QueueError
 from millrace.base.options import QueueMode, member, whole_number
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import QueueError
 from millrace.programs.taps.element_blocks import BLOCK_BYTES, ElementBlock
 from millrace.programs.taps.structure import ordered, plain
 from millrace.programs.taps.taps import tap

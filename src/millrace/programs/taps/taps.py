@@ -16,9 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from millrace._compat.jax_tracing import trace_state
-from millrace.errors import TapError
 from millrace.base.pytrees import ArrayTree
 from millrace.base.threads.scoped_value import ScopedValue
+from millrace.errors import TapError
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")

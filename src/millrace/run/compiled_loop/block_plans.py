@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from millrace.run.compiled_loop.execution_calls import APPLY, Call, CallRules, Forms, slice_calls
-from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.micro_batch import is_undecided
 from millrace.programs.feeds.block import Block, BlockSlice, part_of_block
 from millrace.programs.plan import LoopForm, Plan, with_micro_batch
+from millrace.run.compiled_loop.executables import Executables
+from millrace.run.compiled_loop.execution_calls import APPLY, Call, CallRules, Forms, slice_calls
+from millrace.run.compiled_loop.micro_batch import is_undecided
 
 
 class BlockPart(NamedTuple):

@@ -19,15 +19,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from millrace._compat.jax_executables import requirement, sizes_of
-from millrace.run.compiled_loop.execution_calls import ProgramName
+from millrace.base.records.memory import bytes_text
+from millrace.base.records.memory_report import BudgetChoice
 from millrace.compilation.executables.executable import Executable, compiled_of
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import log_line
 from millrace.errors import PlanError
 from millrace.programs.plan import Plan, Recompute
 from millrace.programs.recomputation.choices import Choices
-from millrace.base.records.memory import bytes_text
-from millrace.base.records.memory_report import BudgetChoice
+from millrace.run.compiled_loop.execution_calls import ProgramName
 
 _NEAR = 3  # last choices that are all tried before a budget is refused
 _NEARLY = 0.9  # of a budget: a choice that takes less is compared with a cheaper one

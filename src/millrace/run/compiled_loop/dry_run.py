@@ -7,14 +7,14 @@ finds the executables that were compiled here.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from millrace.run.compiled_loop.block_plans import BlockPlans
-from millrace.run.compiled_loop.execution_calls import Call, CallRules, ProgramName
-from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.protocol import ExecutionSteps
 from millrace.compilation.executables.executable import Executable
 from millrace.programs.plan import Plan
 from millrace.programs.replicas.placement import specs_of_programs
 from millrace.programs.steps.state import State
+from millrace.run.compiled_loop.block_plans import BlockPlans
+from millrace.run.compiled_loop.executables import Executables
+from millrace.run.compiled_loop.execution_calls import Call, CallRules, ProgramName
+from millrace.run.compiled_loop.protocol import ExecutionSteps
 
 
 class CompiledCall(NamedTuple):

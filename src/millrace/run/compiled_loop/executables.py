@@ -12,6 +12,22 @@ from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
 from millrace.base.collector import fewer_collections
+from millrace.base.records.compilation import ProgramKey
+from millrace.compilation.executables.executable import Executable, compile_program, compiled_of
+from millrace.compilation.executables.log import CompileLog
+from millrace.compilation.executables.lowering import Request, tracing
+from millrace.compilation.executables.progress import log_line, search
+from millrace.compilation.explain.fingerprint import describe_model
+from millrace.compilation.explain.key import ObjectNumbers, key_of
+from millrace.compilation.explain.walk import Description
+from millrace.compilation.export.exported import Wanted
+from millrace.compilation.export.exporting import Exports, why_not
+from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
+from millrace.programs.recomputation.boundaries import collected_boundaries
+from millrace.programs.recomputation.choices import Choices, collected_choices
+from millrace.programs.replicas.programs import ReplicaProgramBuilder
+from millrace.programs.steps.program import Program
+from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.budget import (
     OverBudgetError,
     has_budget,
@@ -28,22 +44,6 @@ from millrace.run.compiled_loop.micro_batch import (
     without_budget,
 )
 from millrace.run.compiled_loop.programs import ProgramBuilder
-from millrace.compilation.executables.executable import Executable, compile_program, compiled_of
-from millrace.compilation.executables.log import CompileLog
-from millrace.compilation.executables.lowering import Request, tracing
-from millrace.compilation.executables.progress import log_line, search
-from millrace.compilation.explain.fingerprint import describe_model
-from millrace.compilation.explain.key import ObjectNumbers, key_of
-from millrace.compilation.explain.walk import Description
-from millrace.compilation.export.exported import Wanted
-from millrace.compilation.export.exporting import Exports, why_not
-from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
-from millrace.programs.recomputation.boundaries import collected_boundaries
-from millrace.programs.recomputation.choices import Choices, collected_choices
-from millrace.base.records.compilation import ProgramKey
-from millrace.programs.replicas.programs import ReplicaProgramBuilder
-from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
 
 logger = logging.getLogger("millrace")
 

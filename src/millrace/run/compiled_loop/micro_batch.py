@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_memory import memory_limit
-from millrace.run.compiled_loop.budget import announce, attempt, has_budget, with_choice
+from millrace.base.records.memory_report import BudgetChoice
 from millrace.compilation.executables.executable import Executable, compiled_of
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import search
 from millrace.programs.plan import Mode, Plan, divided, with_micro_batch
-from millrace.base.records.memory_report import BudgetChoice
+from millrace.run.compiled_loop.budget import announce, attempt, has_budget, with_choice
 
 logger = logging.getLogger("millrace")
 

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import primitive_counts
-from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.recomputation.step import has_choice
 from millrace.programs.steps.accumulate import (
     Accumulator,
@@ -66,7 +66,13 @@ from millrace.programs.steps.step import (
     make_updating_step,
 )
 from millrace.programs.steps.tapped_step import make_tapped_step, make_tapped_update
-from millrace.programs.taps.entries import Taps, empty_entries, empty_taps, max_tapped_steps, record_at
+from millrace.programs.taps.entries import (
+    Taps,
+    empty_entries,
+    empty_taps,
+    max_tapped_steps,
+    record_at,
+)
 from millrace.programs.taps.taps import Tapped, collection_open
 
 

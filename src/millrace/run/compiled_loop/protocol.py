@@ -3,9 +3,9 @@
     a model in one piece     runner.py, dry_run.py
     a pipeline               pipelines/runtime/
 
-A program that watches gradients inspects an update before it applies it (`programs/steps/tapped_step.py`).
-So the state of a halted execution is that from before the update, and the batches of the update are
-still in the blocks.
+A program that watches gradients inspects an update before it applies it
+(`programs/steps/tapped_step.py`). So the state of a halted execution is that from before the
+update, and the batches of the update are still in the blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.base.records.statistics import PipelineStatistics
 from millrace.base.records.tensors import COUNTS
+from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.programs.steps.state import State
 from millrace.programs.taps.entries import Taps
 from millrace.programs.taps.tensors import Rows

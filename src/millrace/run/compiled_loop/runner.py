@@ -15,10 +15,19 @@ import jax
 import numpy as np
 
 from millrace._compat.jax_memory import in_device_memory
+from millrace.base.interrupts import raise_if_interrupted, uninterrupted
+from millrace.base.pytrees import ArrayTree
+from millrace.compilation.executables.executable import Executable
+from millrace.programs.feeds.block import Block, Destination
+from millrace.programs.plan import Plan
+from millrace.programs.replicas.placement import Placement
+from millrace.programs.steps.accumulate import Gradients, scale_of, weight_of
+from millrace.programs.steps.state import State
+from millrace.programs.taps.entries import Taps
 from millrace.run.compiled_loop.block_plans import BlockPlans
-from millrace.run.compiled_loop.execution_calls import Call, CallRules
 from millrace.run.compiled_loop.dry_run import LoopDryRun
 from millrace.run.compiled_loop.executables import Executables
+from millrace.run.compiled_loop.execution_calls import Call, CallRules
 from millrace.run.compiled_loop.protocol import (
     BlockSpan,
     CallResult,
@@ -31,16 +40,7 @@ from millrace.run.compiled_loop.protocol import (
     kept,
     with_kept,
 )
-from millrace.compilation.executables.executable import Executable
-from millrace.programs.feeds.block import Block, Destination
-from millrace.base.interrupts import raise_if_interrupted, uninterrupted
-from millrace.programs.plan import Plan
 from millrace.run.processes.agreement import gathered
-from millrace.base.pytrees import ArrayTree
-from millrace.programs.replicas.placement import Placement
-from millrace.programs.steps.accumulate import Gradients, scale_of, weight_of
-from millrace.programs.steps.state import State
-from millrace.programs.taps.entries import Taps
 from millrace.run.timing.marker import markers
 from millrace.run.timing.measurement import Measurement
 from millrace.run.timing.tracer import Tracer

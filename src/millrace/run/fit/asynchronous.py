@@ -17,10 +17,10 @@ import jax
 import keras
 import numpy as np
 
+from millrace.base.pytrees import ArrayTree
+from millrace.programs.plan import Mode
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.model_functions import KeptFunction
-from millrace.programs.plan import Mode
-from millrace.base.pytrees import ArrayTree
 
 CHUNK_SECONDS = 0.02
 

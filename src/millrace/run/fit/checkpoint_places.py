@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from millrace.programs.feeds.source_position import SourceState, TrackedBatches
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.feeds.source_position import SourceState, TrackedBatches
 
 
 @dataclass(frozen=True, slots=True)

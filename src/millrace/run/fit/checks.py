@@ -7,6 +7,7 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
+from millrace.base.options import Accumulation, Options, Reduction, whole_number
 from millrace.errors import (
     DataError,
     ModelError,
@@ -14,7 +15,6 @@ from millrace.errors import (
     PlanError,
     UnsupportedError,
 )
-from millrace.base.options import Accumulation, Options, Reduction, whole_number
 from millrace.programs.plan import Mode
 
 logger = logging.getLogger("millrace")

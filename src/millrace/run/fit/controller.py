@@ -19,25 +19,25 @@ from typing import Any
 import keras
 
 from millrace._compat.keras_loops import sync_state
+from millrace.base.activities import Activities
+from millrace.base.interrupts import held_back
+from millrace.base.options import Options, TapRequest
 from millrace.errors import ModelError
+from millrace.programs.plan import BatchSpec, Mode
+from millrace.programs.taps.delivery import TapListener
 from millrace.run.fit.attributes import Attributes
 from millrace.run.fit.callbacks import flat_callbacks
-from millrace.run.fit.feeds import Feeds
 from millrace.run.fit.checkpoint_places import LoopCheckpoints
+from millrace.run.fit.feeds import Feeds
 from millrace.run.fit.model_functions import LoopFunctions
 from millrace.run.fit.multi_process import Agreement
 from millrace.run.fit.offloading import bring_back
+from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.recorders import LoopRecorder
 from millrace.run.fit.setup import Rules, Setup
-from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.totals import Totals, next_loop
 from millrace.run.fit.uncompiled import check_watched
 from millrace.run.fit.watchers import Watchers
-from millrace.base.interrupts import held_back
-from millrace.base.options import Options, TapRequest
-from millrace.programs.plan import BatchSpec, Mode
-from millrace.programs.taps.delivery import TapListener
-from millrace.base.activities import Activities
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 ATTRIBUTE = "_millrace"  # of a model: its controller

@@ -19,6 +19,8 @@ import keras
 
 from millrace._compat.keras_data import EpochIterator, epoch_order, is_array_adapter, spec_of_data
 from millrace._compat.keras_workers import end_workers
+from millrace.base.interrupts import at_once, raise_if_interrupted
+from millrace.base.pytrees import ArrayTree
 from millrace.errors import DataError, add_note
 from millrace.programs.feeds.block import Block, batch_spec
 from millrace.programs.feeds.blocks import stacked_blocks
@@ -26,20 +28,18 @@ from millrace.programs.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.programs.feeds.iterator_adapter import IteratorAdapter, with_adapter
 from millrace.programs.feeds.merged_batches import inner_adapter, merged_adapter
 from millrace.programs.feeds.waiting import BatchWait
+from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.fit.checkpoint_places import EpochPosition, LoopCheckpoints
 from millrace.run.fit.checks import shortened_to_stop
 from millrace.run.fit.controller import Controller, controller_of
 from millrace.run.fit.data_passes import DataPasses
 from millrace.run.fit.data_position import batch_name, epoch_name
 from millrace.run.fit.execution import Execution
-from millrace.run.fit.checkpoint_places import EpochPosition, LoopCheckpoints
 from millrace.run.fit.merged_updates import merged_arguments
 from millrace.run.fit.multi_process import agree_on_built, agree_on_order
 from millrace.run.fit.resident_data import ResidentData
 from millrace.run.fit.uncompiled import runs_uncompiled
 from millrace.run.fit.whole_arrays import describe_arrays
-from millrace.base.interrupts import at_once, raise_if_interrupted
-from millrace.programs.plan import BatchSpec, Mode
-from millrace.base.pytrees import ArrayTree
 
 logger = logging.getLogger("millrace")
 

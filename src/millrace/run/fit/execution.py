@@ -6,12 +6,12 @@ from typing import Protocol
 import keras
 
 from millrace._compat.keras_loops import asks_for_nothing
+from millrace.base.pytrees import ArrayTree
 from millrace.errors import VersionError
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.infeed import Infeed
-from millrace.run.fit.controller import Controller
 from millrace.programs.plan import Mode
-from millrace.base.pytrees import ArrayTree
+from millrace.run.fit.controller import Controller
 
 
 class FedEpoch(Protocol):

@@ -7,10 +7,10 @@ operations    ExecutionTracer          run/fit/totals.py          chosen executi
 
 from collections.abc import Mapping
 
+from millrace.programs.plan import Mode
 from millrace.run.compiled_loop.protocol import Runner
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.data_position import DataPosition
-from millrace.programs.plan import Mode
 from millrace.run.timing.tracer import Tracer, TraceSubject
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from millrace.programs.feeds.blocks import STEPS_TOGETHER, BlockShape
+from millrace.programs.plan import BatchSpec, Mode
 from millrace.run.fit.checkpoint_places import ResumableEpochs
 from millrace.run.fit.setup import Setup
-from millrace.programs.plan import BatchSpec, Mode
 
 
 class Feeds:

@@ -9,6 +9,17 @@ import numpy as np
 
 from millrace._compat.jax_arrays import is_non_finite_error, looks_for_non_finite
 from millrace._compat.keras_loops import restore_state
+from millrace.base.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
+from millrace.base.pytrees import ArrayTree
+from millrace.base.records.tensors import non_finite_data
+from millrace.errors import NonFiniteError, RecompilationError, add_note
+from millrace.programs.feeds.block import BlockSlice
+from millrace.programs.feeds.blocks import stacked_blocks
+from millrace.programs.plan import BatchSpec, Mode, Plan
+from millrace.programs.recomputation.modes import recompute_of
+from millrace.programs.steps.state import State, as_state
+from millrace.programs.steps.tapped_step import tapping_optimizer
+from millrace.programs.taps.delivery import queues_of
 from millrace.run.compiled_loop.executables import Executables
 from millrace.run.compiled_loop.protocol import (
     CallResult,
@@ -18,9 +29,6 @@ from millrace.run.compiled_loop.protocol import (
     batches_of,
 )
 from millrace.run.compiled_loop.runner import ScanRunner
-from millrace.errors import NonFiniteError, RecompilationError, add_note
-from millrace.programs.feeds.block import BlockSlice
-from millrace.programs.feeds.blocks import stacked_blocks
 from millrace.run.fit.checks import check_recomputed
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.data_position import DataPosition
@@ -30,17 +38,9 @@ from millrace.run.fit.model_functions import LastExecution, out_of_memory
 from millrace.run.fit.multi_process import agree_on_stages, raise_failure_of_others
 from millrace.run.fit.offloading import log_not_offloaded
 from millrace.run.fit.pipelined_model import make_pipeline_runner, marks_of, with_default_schedule
-from millrace.base.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
 from millrace.run.pipelines.assignment.layer_calls import find_calls
 from millrace.run.pipelines.programs.equation_stages import Marks
-from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.run.processes.agreement import own_copy
-from millrace.base.pytrees import ArrayTree
-from millrace.programs.recomputation.modes import recompute_of
-from millrace.base.records.tensors import non_finite_data
-from millrace.programs.steps.state import State, as_state
-from millrace.programs.steps.tapped_step import tapping_optimizer
-from millrace.programs.taps.delivery import queues_of
 
 # Work in one call where a queue takes values: what is carried out can be read after the call. A
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which

@@ -9,9 +9,9 @@ from typing import Any
 
 from millrace._compat.keras_data import BATCH_SIZE
 from millrace.errors import PlanError
+from millrace.programs.plan import Mode
 from millrace.run.fit.checks import check_steps
 from millrace.run.fit.setup import Setup
-from millrace.programs.plan import Mode
 
 
 def merged_arguments(setup: Setup, arguments: Mapping[str, Any]) -> dict[str, Any]:

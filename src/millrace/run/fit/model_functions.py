@@ -10,13 +10,13 @@ import numpy as np
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
-from millrace.run.compiled_loop.protocol import BlockSpan, CallResult, Halted, Runner
+from millrace.base.pytrees import ArrayTree
 from millrace.compilation.executables.lowering import MODEL_OBJECT
 from millrace.compilation.explain.key import ObjectNumbers
+from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.compiled_loop.protocol import BlockSpan, CallResult, Halted, Runner
 from millrace.run.fit.recorders import LoopRecorder
 from millrace.run.fit.totals import next_number
-from millrace.programs.plan import BatchSpec, Mode
-from millrace.base.pytrees import ArrayTree
 
 
 @dataclass(slots=True)

@@ -20,11 +20,11 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_steps import stored_value
-from millrace.errors import ProcessError
-from millrace.run.fit.setup import Setup
 from millrace.base.options import Options
-from millrace.run.pipelines.assignment.assignment import Assignment
+from millrace.errors import ProcessError
 from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.fit.setup import Setup
+from millrace.run.pipelines.assignment.assignment import Assignment
 from millrace.run.processes.agreement import (
     check_same,
     facts_of_all,

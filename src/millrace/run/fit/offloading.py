@@ -18,8 +18,8 @@ import keras
 
 from millrace._compat.jax_memory import host_memory, in_device_memory, is_on_host
 from millrace.base.devices import home
-from millrace.errors import OptionError
 from millrace.base.options import NO_OFFLOAD, TABLE, Accumulation, Offload, Replication
+from millrace.errors import OptionError
 
 logger = logging.getLogger("millrace")
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import keras
 
-from millrace.run.compiled_loop.protocol import TapSink
-from millrace.compilation.executables.log import CompileLog
 from millrace.base.devices import DeviceGroup
-from millrace.errors import ModelError, OptionError, PlanError
-from millrace.compilation.explain.key import ObjectNumbers
-from millrace.compilation.export.exporting import Exports
-from millrace.run.memory.pipeline_budget import chooser
 from millrace.base.options import NO_OFFLOAD, Pipelining
 from millrace.base.options.default_devices import V_SHAPED, is_v_shaped, v_devices
+from millrace.compilation.executables.log import CompileLog
+from millrace.compilation.explain.key import ObjectNumbers
+from millrace.compilation.export.exporting import Exports
+from millrace.errors import ModelError, OptionError, PlanError
+from millrace.programs.plan import BatchSpec, Mode, Plan
+from millrace.run.compiled_loop.protocol import TapSink
+from millrace.run.memory.pipeline_budget import chooser
 from millrace.run.pipelines.assignment.assignment import (
     Assignment,
     assign,
@@ -32,7 +33,6 @@ from millrace.run.pipelines.programs.executables import StageExecutables
 from millrace.run.pipelines.runtime.runner import PipelineRunner
 from millrace.run.pipelines.runtime.shapes import CompiledStages, Shapes
 from millrace.run.pipelines.runtime.stage_programs import Orders
-from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.run.schedules.table import make_schedule, name_of
 from millrace.run.schedules.task import Schedule
 from millrace.run.schedules.v_shape import groups_of_v

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from millrace.programs.feeds.infeed import Infeed
-from millrace.run.fit.setup import Setup
 from millrace.programs.plan import Mode
+from millrace.run.fit.setup import Setup
 
 
 class LoopRecorder(Protocol):

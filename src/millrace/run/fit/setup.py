@@ -12,7 +12,9 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter
 from millrace.base.devices import DeviceGroup, share_out
+from millrace.base.options import Accumulation, MetricReduction, Offload, Options
 from millrace.programs.feeds.block import Destination
+from millrace.programs.plan import Mode
 from millrace.run.fit.checks import (
     check_data,
     check_micro_batch,
@@ -30,8 +32,6 @@ from millrace.run.fit.pipelined_model import (
     check_pipeline,
     groups_needed,
 )
-from millrace.base.options import Accumulation, MetricReduction, Offload, Options
-from millrace.programs.plan import Mode
 from millrace.run.processes.agreement import process_index
 
 

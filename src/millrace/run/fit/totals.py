@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from millrace.compilation.executables.log import CompileLog
-from millrace.compilation.export.exporting import Exports
-from millrace.run.fit.recorders import LoopRecorders
 from millrace.base.records.sinks import RecordSinks
 from millrace.base.records.statistics import FeedStatistics, PipelineStatistics
 from millrace.base.threads.scoped_value import Notes
+from millrace.compilation.executables.log import CompileLog
+from millrace.compilation.export.exporting import Exports
+from millrace.run.fit.recorders import LoopRecorders
 from millrace.run.timing.tracer import TraceBudget
 
 _numbers = itertools.count(1)

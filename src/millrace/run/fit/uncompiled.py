@@ -16,14 +16,14 @@ import keras
 
 from millrace._compat.keras_layers import all_layers, layers_without_jit
 from millrace._compat.keras_loops import restore_state
+from millrace.base.interrupts import raise_if_interrupted
+from millrace.base.options import NO_OFFLOAD, Recomputation, TapRequest
 from millrace.errors import ModelError, PlanError, UnsupportedError
+from millrace.programs.plan import Mode
+from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.run.fit.checks import check_distribution
 from millrace.run.fit.model_functions import LoopFunctions, UncompiledFunction
 from millrace.run.fit.setup import Setup
-from millrace.base.interrupts import raise_if_interrupted
-from millrace.base.options import NO_OFFLOAD, Recomputation, TapRequest
-from millrace.programs.plan import Mode
-from millrace.programs.steps.tapped_step import tapping_optimizer
 
 S = TypeVar("S", bound=Iterable[Iterable[object]])
 T = TypeVar("T")

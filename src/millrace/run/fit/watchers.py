@@ -3,8 +3,8 @@
 import functools
 import operator
 
-from millrace.errors import OptionError
 from millrace.base.options import NO_TAPS, TapRequest
+from millrace.errors import OptionError
 from millrace.programs.taps.delivery import Delivery, TapListener
 
 

@@ -6,10 +6,10 @@ changed, fixed, arrays  ->  result, tapped, new, iterations      api/own_loops/p
 import jax
 import keras
 
-from millrace.run.memory.labels import ValueLabel, ValuePath, longest_start, position
-from millrace.run.memory.owners import layer_finder
 from millrace.programs.steps.program import FunctionSource
 from millrace.programs.steps.scopes import UPDATE
+from millrace.run.memory.labels import ValueLabel, ValuePath, longest_start, position
+from millrace.run.memory.owners import layer_finder
 
 
 class FunctionLabels:

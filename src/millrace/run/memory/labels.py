@@ -18,10 +18,10 @@ import jax
 import keras
 
 from millrace._compat.keras_layers import layer_names
-from millrace.run.memory.owners import layer_finder
-from millrace.programs.plan import ROLES, Plan
 from millrace.base.records.memory import LiveBuffer
+from millrace.programs.plan import ROLES, Plan
 from millrace.programs.steps.scopes import UPDATE
+from millrace.run.memory.owners import layer_finder
 
 ValuePath = tuple[Any, ...]  # of a leaf, in the tree of a program's arguments or results
 

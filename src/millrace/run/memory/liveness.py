@@ -24,6 +24,7 @@ from millrace._compat.jax_executables import (
     module_proto,
     requirement,
 )
+from millrace.base.records.memory import LiveBuffer, MemoryProfile, largest
 from millrace.run.memory.flow import ValueBuffers, points_to
 from millrace.run.memory.hlo_proto import (
     Allocation,
@@ -35,7 +36,6 @@ from millrace.run.memory.hlo_proto import (
 )
 from millrace.run.memory.owners import NearestNames
 from millrace.run.memory.slices import Uncovered, stacked
-from millrace.base.records.memory import LiveBuffer, MemoryProfile, largest
 
 # The layer in an operation's name, and the variable of an argument.
 LayerOf = Callable[[str], str]

@@ -19,15 +19,15 @@ from millrace._compat.jax_executables import (
     requirement,
 )
 from millrace._compat.keras_layers import layer_names
-from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
+from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
+from millrace.programs.plan import ROLES, Plan
+from millrace.programs.steps.accumulate import make_accumulator
+from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.run.memory.hlo_proto import read_buffers
 from millrace.run.memory.labels import LoopLabels, ValuePath, with_layers_of_variables
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
-from millrace.programs.plan import ROLES, Plan
-from millrace.base.records.memory_report import DeviceMemory, StageMemory
-from millrace.programs.steps.accumulate import make_accumulator
 
 _ARGUMENTS = {
     "run": ("state", "batches"),

@@ -14,6 +14,11 @@ from collections.abc import Callable
 import jax
 import keras
 
+from millrace.base.records.memory_report import BudgetChoice
+from millrace.compilation.executables.log import CompileLog
+from millrace.compilation.executables.progress import search
+from millrace.programs.plan import Plan
+from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.budget import (
     OverBudgetError,
     announce,
@@ -21,14 +26,9 @@ from millrace.run.compiled_loop.budget import (
     has_budget,
     with_choice,
 )
-from millrace.compilation.executables.log import CompileLog
-from millrace.compilation.executables.progress import search
 from millrace.run.memory.stage_memory import pipeline_memory
 from millrace.run.pipelines.runtime.shapes import CompiledStages, StagePrograms
-from millrace.programs.plan import Plan
 from millrace.run.processes.agreement import texts_of_all
-from millrace.base.records.memory_report import BudgetChoice
-from millrace.programs.steps.state import State
 
 CHOICES = 16  # the last leaves a stage a hundredth, the least it can take
 COMPILE_SECONDS = 3600.0  # from the first process to the last: stages take different times

@@ -20,14 +20,14 @@ from millrace._compat.jax_executables import (
     requirement,
     result_paths,
 )
+from millrace.base.records.memory import LiveBuffer, largest
+from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramSegment
 from millrace.run.memory.hlo_proto import Allocation, Module, read_buffers
 from millrace.run.memory.labels import NoLabels, ProgramLabels, ValueLabel
 from millrace.run.memory.liveness import Liveness, live_buffer, liveness
 from millrace.run.memory.owners import NearestNames
 from millrace.run.memory.passes import kind_finder
 from millrace.run.memory.roles import BufferRoles
-from millrace.base.records.memory import LiveBuffer, largest
-from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramSegment
 
 MOST_POINTS = 4_000  # of a curve; a longer program keeps the fullest of each few neighbours
 MOST_TENSORS = 300  # at the peak; smaller ones are added up by layer and role

@@ -11,8 +11,11 @@ from millrace._compat.jax_executables import argument_bytes, requirement
 from millrace._compat.jax_memory import is_on_host
 from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_steps import stored_value
-from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.base.devices import DeviceGroup
+from millrace.base.pytrees import Spec
+from millrace.base.records.memory import LiveBuffer, largest
+from millrace.base.records.memory_report import DeviceMemory, StageMemory
+from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.run.memory.labels import ValueLabel, ValuePath, variables_of
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
@@ -22,9 +25,6 @@ from millrace.run.pipelines.programs.builder import replaced_by
 from millrace.run.pipelines.programs.split import Slot
 from millrace.run.pipelines.programs.stages import state_groups
 from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.base.pytrees import Spec
-from millrace.base.records.memory import LiveBuffer, largest
-from millrace.base.records.memory_report import DeviceMemory, StageMemory
 
 _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
 _UPDATE = ("reduce_replicas", "partial", "shared", "final")

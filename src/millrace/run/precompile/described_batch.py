@@ -9,8 +9,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from millrace._compat.keras_data import get_data_adapter
-from millrace.errors import OptionError
 from millrace.base.pytrees import Array, ArrayTree, Spec
+from millrace.errors import OptionError
 
 ShapeAndDtype: TypeAlias = tuple[Sequence[int], DTypeLike]
 BatchDescription: TypeAlias = (

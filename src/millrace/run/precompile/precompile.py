@@ -10,19 +10,19 @@ import keras
 
 from millrace._compat.keras_build import build_for
 from millrace.base.arguments import refuse_unknown
-from millrace.run.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
+from millrace.base.options import whole_number
+from millrace.base.pytrees import ArrayTree
 from millrace.compilation.executables.progress import search
 from millrace.errors import NotCompiledError
 from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.programs.feeds.block import batch_spec as spec_of
+from millrace.programs.plan import ROLES, BatchSpec, Mode
+from millrace.programs.steps.state import State, Values
+from millrace.run.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
 from millrace.run.fit.checks import check_steps, shortened_to_stop
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.setup import Setup
-from millrace.base.options import whole_number
-from millrace.programs.plan import ROLES, BatchSpec, Mode
 from millrace.run.precompile.described_batch import BatchDescription, batch_of_zeros
-from millrace.base.pytrees import ArrayTree
-from millrace.programs.steps.state import State, Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import socket
 import threading
 from typing import Any, Literal, TypedDict
 
-from millrace.run.processes.agreement import Member
 from millrace.base.records.json_text import parse_json
+from millrace.run.processes.agreement import Member
 
 DIED = (
     "it died without a Python error. It was killed (SIGKILL, SIGTERM), ran out of memory, crashed "

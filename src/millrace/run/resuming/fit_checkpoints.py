@@ -29,23 +29,23 @@ import numpy as np
 from millrace._compat.keras_loops import set_first_epoch, validation_epochs
 from millrace._compat.keras_positions import goes_on
 from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.plain_values import copied
 from millrace.base.checkpoints.random_state import set_random_state
 from millrace.base.checkpoints.stored import Snapshot
-from millrace.base.checkpoints.plain_values import copied
 from millrace.base.checkpoints.writer import CheckpointWriter
-from millrace.errors import CheckpointError
-from millrace.programs.feeds.merged_batches import inner_adapter
-from millrace.programs.feeds.source_position import TrackedBatches
-from millrace.run.fit.controller import Controller
-from millrace.run.fit.checkpoint_places import EpochPosition, ResumableEpochs
 from millrace.base.interrupts import (
     ImpatientInterrupt,
     TerminatedError,
     at_once,
     terminated_by,
 )
-from millrace.run.processes.agreement import process_count
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import CheckpointError
+from millrace.programs.feeds.merged_batches import inner_adapter
+from millrace.programs.feeds.source_position import TrackedBatches
+from millrace.run.fit.checkpoint_places import EpochPosition, ResumableEpochs
+from millrace.run.fit.controller import Controller
+from millrace.run.processes.agreement import process_count
 from millrace.run.resuming.callback_states import CallbackStates
 from millrace.run.resuming.model_values import (
     METRIC_PARTS,

@@ -12,8 +12,8 @@ import numpy as np
 from millrace._compat.keras_loops import loop_state
 from millrace.base.checkpoints.plain_values import host_copy
 from millrace.errors import CheckpointError
-from millrace.run.fit.controller import Controller
 from millrace.programs.plan import Mode
+from millrace.run.fit.controller import Controller
 from millrace.run.processes.agreement import own_copy
 
 METRIC_PARTS = "metric of each replica"

@@ -11,11 +11,11 @@ from typing import Any
 from millrace._compat.keras_data import DataAdapter, dataset_behind
 from millrace._compat.keras_positions import adapter_epoch, set_adapter_epoch
 from millrace._compat.keras_workers import has_read_ahead, read_ahead_again
-from millrace.base.checkpoints.random_state import random_state, set_random_state
 from millrace.base.checkpoints.plain_values import copied
+from millrace.base.checkpoints.random_state import random_state, set_random_state
+from millrace.base.interrupts import raise_if_interrupted
 from millrace.programs.feeds.source_position import FastForward, TrackedBatches
 from millrace.run.fit.checkpoint_places import EpochPosition
-from millrace.base.interrupts import raise_if_interrupted
 from millrace.run.resuming.data_state import DataState
 
 

@@ -9,8 +9,8 @@ from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.stored import StoredCheckpoint
 from millrace.errors import CheckpointError
 from millrace.programs.feeds.source_position import SourceState
-from millrace.run.fit.controller import Controller
 from millrace.run.fit.checkpoint_places import EpochPosition
+from millrace.run.fit.controller import Controller
 from millrace.run.processes.agreement import texts_of_all
 from millrace.run.resuming.model_values import check_same_model, has_same_metrics
 from millrace.run.resuming.saved_values import check_fit_values

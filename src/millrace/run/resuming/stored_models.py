@@ -18,8 +18,8 @@ from millrace.base.arguments import checked
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.manifest import DamagedError
 from millrace.base.checkpoints.stored import StoredCheckpoint
-from millrace.errors import CheckpointError
 from millrace.base.options import directory_path
+from millrace.errors import CheckpointError
 from millrace.run.resuming.restoring import FIT
 
 _LONGEST = 300  # characters of an error of Keras, which may end with a whole configuration

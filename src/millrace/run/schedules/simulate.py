@@ -10,8 +10,8 @@ inputs of the task have arrived.
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from millrace.errors import ScheduleError
 from millrace.base.records.timeline import Span, Timeline
+from millrace.errors import ScheduleError
 from millrace.run.schedules.dependencies import deadlock_message, dependencies
 from millrace.run.schedules.task import Pass, Schedule, Task
 

@@ -14,8 +14,8 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from millrace.errors import ScheduleError, UnsupportedError
 from millrace.base.options.default_devices import is_v_shaped
+from millrace.errors import ScheduleError, UnsupportedError
 from millrace.run.schedules.check import check
 from millrace.run.schedules.concurrent import concurrent
 from millrace.run.schedules.gpipe import gpipe

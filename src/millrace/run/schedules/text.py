@@ -9,8 +9,8 @@ Each line is a row: the tasks of one device group, in order. Letters identify th
 neither form needs colours.
 """
 
-from millrace.errors import ScheduleError
 from millrace.base.records.timeline import Timeline
+from millrace.errors import ScheduleError
 from millrace.run.schedules.layout import cuts, lay_out
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.task import Schedule, Task, parse_task

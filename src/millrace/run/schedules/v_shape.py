@@ -18,8 +18,8 @@ where a pattern is called a building block.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.errors import ScheduleError
 from millrace.base.options.default_devices import v_devices
+from millrace.errors import ScheduleError
 from millrace.run.schedules.task import Pass, Schedule, Task, check_sizes
 
 # The paths of a micro-batch, each of which visits all groups, and its W. I goes through the stages

@@ -25,10 +25,10 @@ from typing import NamedTuple
 import jax
 
 from millrace._compat.jax_arrays import are_ready
+from millrace.base.activities import Activities
 from millrace.base.records.timeline import Span
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.run.schedules.task import Task
-from millrace.base.activities import Activities
 from millrace.run.timing.threads import GroupThreads
 
 # Read once, as close together as possible: traces are put in order by it, also of two processes.

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import jax
 
-from millrace.base.records.trace import ExecutionTrace
 from millrace.base.activities import Activities
+from millrace.base.records.trace import ExecutionTrace
 from millrace.run.timing.measurement import Measurement
 from millrace.run.timing.threads import GroupThreads
 

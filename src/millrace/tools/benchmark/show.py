@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from millrace.errors import DataError
 from millrace.base.records.feed_benchmark import Supply, SupplyEpoch
+from millrace.errors import DataError
 
 Arrivals = Iterator[tuple[int, int]]  # numbers of elements and of bytes
 SHORTEST = 1e-9  # seconds: the resolution of the clock, so that rates stay finite

@@ -19,8 +19,8 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_data import get_data_adapter
-from millrace.errors import DataError, DTypeError, OptionError
 from millrace.base.pytrees import ArrayTree
+from millrace.errors import DataError, DTypeError, OptionError
 
 
 class HoldsDataset(Protocol):

@@ -25,15 +25,15 @@ import jax
 import numpy as np
 
 from millrace.base.arguments import checked
-from millrace.tools.benchmark.show import Arrivals, measure, tell_epoch
-from millrace.tools.benchmark.sources import BatchSource, opened
 from millrace.base.devices import DeviceGroup, find_devices, home
-from millrace.programs.feeds.block import Block, Destination
-from millrace.programs.feeds.blocks import BlockShape, stacked_blocks
-from millrace.programs.feeds.infeed import Infeed
 from millrace.base.options import Feed, truth, whole_number
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.feed_benchmark import Supply
+from millrace.programs.feeds.block import Block, Destination
+from millrace.programs.feeds.blocks import BlockShape, stacked_blocks
+from millrace.programs.feeds.infeed import Infeed
+from millrace.tools.benchmark.show import Arrivals, measure, tell_epoch
+from millrace.tools.benchmark.sources import BatchSource, opened
 
 DEPTH = 32
 GROUP = 16  # half of the depth: one group is filled while the other is taken

@@ -13,9 +13,9 @@ from rich.text import Text
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.manifest import DamagedError, Manifest, check_files
 from millrace.base.checkpoints.stored import StoredCheckpoint
+from millrace.base.records.memory import bytes_text
 from millrace.compilation.executables.progress import search
 from millrace.errors import OptionError
-from millrace.base.records.memory import bytes_text
 from millrace.run.resuming.restoring import FIT
 from millrace.run.resuming.stored_models import model_of, open_checkpoint
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from millrace.errors import MillraceError
 from millrace.tools.cli import checkpoint as cli_checkpoint
 from millrace.tools.cli import compilation as cli_compilation
 from millrace.tools.cli import report as cli_report
@@ -24,7 +25,6 @@ from millrace.tools.cli.launch import LaunchOptions, launch
 from millrace.tools.cli.launch_options import launch_options
 from millrace.tools.cli.simulate import simulate_command
 from millrace.tools.cli.types import as_options
-from millrace.errors import MillraceError
 
 
 class Commands(click.Group):

@@ -5,9 +5,9 @@ import webbrowser
 
 import click
 
-from millrace.tools.cli.report_summary import show_summary
-from millrace.errors import OptionError
 from millrace.base.records.run import RunRecords, load, run_path
+from millrace.errors import OptionError
+from millrace.tools.cli.report_summary import show_summary
 from millrace.tools.reports.page import write_page
 from millrace.tools.reports.perfetto import write_perfetto
 

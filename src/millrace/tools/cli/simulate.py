@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.tools.cli.simulated_costs import CostOptions, cost_options
-from millrace.compilation.executables.progress import search
-from millrace.errors import OptionError
 from millrace.base.options import default_devices
 from millrace.base.records.timeline import Timeline
-from millrace.tools.reports.run_costs import RunCosts
+from millrace.compilation.executables.progress import search
+from millrace.errors import OptionError
 from millrace.run.schedules.table import SCHEDULES, make_schedule
 from millrace.run.schedules.task import Pass
 from millrace.run.schedules.text import grid, write
 from millrace.run.schedules.textbook import textbook_bubble
 from millrace.run.schedules.update_time import UpdateTime, update_time
+from millrace.tools.cli.simulated_costs import CostOptions, cost_options
+from millrace.tools.reports.run_costs import RunCosts
 
 COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
 _MAX_DRAWN = 100_000  # forwards: stages x micro-batches

@@ -13,10 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
-from millrace.tools.cli.types import FiniteRange
-from millrace.errors import OptionError
 from millrace.base.records.run import load
-from millrace.tools.reports.run_costs import RunCosts, costs_of_run
+from millrace.errors import OptionError
 from millrace.run.schedules.costs import (
     StageCosts,
     UpdateCosts,
@@ -25,6 +23,8 @@ from millrace.run.schedules.costs import (
     transfer_time,
 )
 from millrace.run.schedules.task import Pass
+from millrace.tools.cli.types import FiniteRange
+from millrace.tools.reports.run_costs import RunCosts, costs_of_run
 
 TIME = FiniteRange(0, min_open=True)
 _FREE = FiniteRange(0)

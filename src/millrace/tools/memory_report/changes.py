@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from millrace._compat.jax_memory import host_memory
-from millrace.run.compiled_loop.budget import OverBudgetError
 from millrace.base.devices import home
+from millrace.base.options import Accumulation, Options, Recomputation, RecomputationMode
+from millrace.base.records.memory_report import MemoryChange, MemoryReport
 from millrace.errors import MillraceError
+from millrace.programs.plan import Mode
+from millrace.run.compiled_loop.budget import OverBudgetError
 from millrace.run.fit.checks import has_own_step
 from millrace.run.fit.controller import Controller
-from millrace.run.fit.setup import Setup
 from millrace.run.fit.pipelined_model import StageAssignment
-from millrace.tools.memory_report.needs import Needs, with_limits
-from millrace.base.options import Accumulation, Options, Recomputation, RecomputationMode
+from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.balance import balanced
-from millrace.programs.plan import Mode
 from millrace.run.precompile.precompile import Batches
-from millrace.base.records.memory_report import MemoryChange, MemoryReport
+from millrace.tools.memory_report.needs import Needs, with_limits
 
 CHANGES = 3  # that a report shows
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 from millrace._compat.jax_executables import flops
 from millrace._compat.jax_memory import memory_limit
+from millrace.base.records.memory import LiveBuffer, largest
+from millrace.base.records.memory_report import DeviceMemory
+from millrace.compilation.executables.executable import compiled_of
+from millrace.programs.plan import Mode
 from millrace.run.compiled_loop.dry_run import LoopPrograms
 from millrace.run.compiled_loop.protocol import Runner
-from millrace.compilation.executables.executable import compiled_of
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.setup import Setup
 from millrace.run.memory.pieces import piece_memory
 from millrace.run.memory.stage_memory import pipeline_memory
 from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.programs.plan import Mode
 from millrace.run.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
-from millrace.base.records.memory import LiveBuffer, largest
-from millrace.base.records.memory_report import DeviceMemory
 from millrace.run.schedules.task import Pass
 
 

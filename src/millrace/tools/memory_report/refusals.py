@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from millrace.base.records.memory import NO_LAYER, LiveBuffer, bytes_text
+from millrace.base.records.memory_report import DeviceMemory, MemoryChange, MemoryReport
 from millrace.run.compiled_loop.budget import LeastProgram, OverBudgetError, advice
 from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.run.fit.controller import Controller
-from millrace.tools.memory_report.changes import cheapest_changes
-from millrace.tools.memory_report.needs import Needs, needs_of, with_limits
 from millrace.run.pipelines.runtime.shapes import StagePrograms
 from millrace.run.precompile.precompile import Batches
-from millrace.base.records.memory import NO_LAYER, LiveBuffer, bytes_text
-from millrace.base.records.memory_report import DeviceMemory, MemoryChange, MemoryReport
+from millrace.tools.memory_report.changes import cheapest_changes
+from millrace.tools.memory_report.needs import Needs, needs_of, with_limits
 
 MOST_SECONDS = 60  # in which changes are compiled; one that has begun is finished
 _TENSORS = 4  # that the message names

@@ -7,21 +7,21 @@ from dataclasses import replace
 import keras
 
 from millrace._compat.keras_build import build_for
-from millrace.run.compiled_loop.budget import OverBudgetError
+from millrace.base.options import bytes_or_share, whole_number
+from millrace.base.records.memory_report import MemoryReport
 from millrace.compilation.executables.progress import search
 from millrace.errors import DataError, NotCompiledError, OptionError, OutOfMemoryError
 from millrace.programs.feeds.block import batch_spec as spec_of
+from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.compiled_loop.budget import OverBudgetError
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.model_functions import KeptFunction
+from millrace.run.precompile.described_batch import BatchDescription, batch_of_zeros
+from millrace.run.precompile.precompile import Batches, batches_of_steps
 from millrace.tools.memory_report.changes import cheapest_changes
 from millrace.tools.memory_report.needs import Needs, measure, with_limits
 from millrace.tools.memory_report.refusals import explained_refusal
-from millrace.base.options import bytes_or_share, whole_number
-from millrace.programs.plan import BatchSpec, Mode
-from millrace.run.precompile.described_batch import BatchDescription, batch_of_zeros
-from millrace.run.precompile.precompile import Batches, batches_of_steps
-from millrace.base.records.memory_report import MemoryReport
 
 _LOOKING = "looking for what would make it fit"
 

@@ -10,12 +10,12 @@ import keras
 
 from millrace._compat.jax_executables import module_proto
 from millrace._compat.keras_layers import layer_names
+from millrace.base.records.operations import OperationGroup
 from millrace.compilation.executables.executable import Executable, compiled_of, renames_of
 from millrace.run.memory.hlo_proto import Instruction, Module, read_module
 from millrace.run.memory.owners import layer_finder
 from millrace.tools.operations.count import CountedOperation, OperationCounter
 from millrace.tools.operations.owners import ROLES, OperationOwners, Owner, ScopeNames
-from millrace.base.records.operations import OperationGroup
 
 _PASSES = ("forward", "recomputation", "backward", "update", "")
 # Scopes that JAX opens; every other one is the user's, or Keras's.

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from millrace._compat.keras_steps import METRICS_SCOPE
-from millrace.run.memory.hlo_proto import Instruction, Module
 from millrace.programs.steps.scopes import ACCUMULATION, KERAS_STEP, UPDATE
+from millrace.run.memory.hlo_proto import Instruction, Module
 
 LOSS = "compile_loss"  # Keras's scope
 _TRANSFERS = """

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from millrace._compat.jax_memory import host_memory
 from millrace._compat.keras_layers import layers_without_jit
 from millrace.base.devices import home
+from millrace.base.records.training_plan import StageOfCall, UpdatePlan
 from millrace.errors import MillraceError
+from millrace.programs.plan import BatchSpec, Mode
 from millrace.run.fit.checks import has_own_step
-from millrace.run.fit.setup import Setup
 from millrace.run.fit.pipelined_model import StageAssignment
+from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.assignment import Assignment, to_json
 from millrace.run.pipelines.assignment.balance import balanced
-from millrace.programs.plan import BatchSpec, Mode
-from millrace.base.records.training_plan import StageOfCall, UpdatePlan
 
 MOST_SIZES = 5  # of micro-batches that are compared for one pipeline and schedule
 MOST_PER_STAGE = 16  # micro-batches of a pipeline, for each stage

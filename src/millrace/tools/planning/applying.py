@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import keras
 
-from millrace.errors import ModelError, OptionError, PlanError
-from millrace.run.fit.controller import Controller
-from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.base.options import (
     Accumulation,
     Offload,
@@ -17,9 +14,12 @@ from millrace.base.options import (
     RecomputationMode,
     member,
 )
+from millrace.base.records.training_plan import UpdatePlan
+from millrace.errors import ModelError, OptionError, PlanError
+from millrace.run.fit.controller import Controller
+from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.pipelines.assignment.assignment import Assignment, assign
 from millrace.run.pipelines.assignment.layer_calls import find_calls, leaves
-from millrace.base.records.training_plan import UpdatePlan
 from millrace.run.schedules.table import SCHEDULES
 
 

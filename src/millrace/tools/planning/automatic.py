@@ -15,19 +15,19 @@ from typing import Any
 
 import jax
 
-from millrace.compilation.executables.progress import log_line
 from millrace.base.devices import home
+from millrace.base.options import Options
+from millrace.base.records.memory import bytes_text
+from millrace.compilation.executables.progress import log_line
 from millrace.errors import PlanError
 from millrace.programs.feeds.block import batch_spec as spec_of
+from millrace.programs.plan import BatchSpec
 from millrace.run.fit.controller import Controller, PlannedOptions
 from millrace.tools.memory_report.report import training_batch
-from millrace.base.options import Options
-from millrace.programs.plan import BatchSpec
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.batch_of_data import batch_of_data
 from millrace.tools.planning.plan import memory_of, search_plan
 from millrace.tools.planning.training_plan import TrainingPlan
-from millrace.base.records.memory import bytes_text
 
 logger = logging.getLogger("millrace")
 

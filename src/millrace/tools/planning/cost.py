@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jax_executables import flops
-from millrace.compilation.executables.executable import compiled_of
-from millrace.tools.memory_report.needs import Needs
-from millrace.run.pipelines.runtime.shapes import StagePrograms
 from millrace.base.records.training_plan import UpdatePlan
+from millrace.compilation.executables.executable import compiled_of
+from millrace.run.pipelines.runtime.shapes import StagePrograms
 from millrace.run.schedules.simulate import simulate
 from millrace.run.schedules.table import make_schedule
 from millrace.run.schedules.task import Pass, Schedule, Task
+from millrace.tools.memory_report.needs import Needs
 
 _PASSES = {
     "forward": Pass.FORWARD,

@@ -8,10 +8,10 @@ Other temporaries do not all shrink with the rows, so that the compiled peak is 
 Candidates above the memory even so need no compilation.
 """
 
-from millrace.tools.memory_report.needs import Needs
-from millrace.tools.planning.cost import schedule_of
 from millrace.base.records.training_plan import UpdatePlan
 from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.tools.memory_report.needs import Needs
+from millrace.tools.planning.cost import schedule_of
 
 KEPT = 0.1  # of temporaries and values in flight, that recomputation leaves at least
 

@@ -10,19 +10,19 @@ cut by time      [a]   [b     c    d]     stages take 3 ms and 5 ms: kept if mea
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from millrace.programs.plan import BatchSpec, Mode
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.setup import Setup
-from millrace.tools.memory_report.needs import measure
 from millrace.run.pipelines.assignment.assignment import Assignment
 from millrace.run.pipelines.assignment.balance import balanced, balanced_by, call_flops
 from millrace.run.pipelines.assignment.layer_calls import find_calls
 from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.precompile.precompile import Batches
+from millrace.tools.memory_report.needs import measure
 from millrace.tools.planning.alternatives import base, of_assignment
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.measuring import stage_seconds
-from millrace.run.precompile.precompile import Batches
 
 ROUNDS = 3  # cuts whose stages are measured; later ones gain nothing
 

@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps
 from millrace.base.devices import DeviceGroup
+from millrace.base.pytrees import Spec
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.blocks import stacked_blocks
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import State, Values
+from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.pipelines.runtime.shapes import StageProgram, StagePrograms
-from millrace.programs.plan import Mode
 from millrace.run.precompile.precompile import Batches, described_execution, state_specs
-from millrace.base.pytrees import Spec
-from millrace.programs.steps.state import State, Values
 
 REPEATS = 3  # of which the fastest counts: others may run on the machine
 

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 import jax
 
 from millrace._compat.jax_memory import memory_limit
-from millrace.compilation.executables.progress import search
-from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.run.fit.controller import Controller
-from millrace.tools.memory_report.report import training_batch
 from millrace.base.options import bytes_or_share
 from millrace.base.options.table import AUTO
+from millrace.base.records.memory import bytes_text
+from millrace.base.records.training_plan import PlanRecord
+from millrace.compilation.executables.progress import search
+from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.fit.controller import Controller
+from millrace.run.precompile.described_batch import BatchDescription
+from millrace.tools.memory_report.report import training_batch
 from millrace.tools.planning.alternatives import auto_cut
 from millrace.tools.planning.cost import rates_of
 from millrace.tools.planning.measured_cut import MeasuredCut
 from millrace.tools.planning.search import PlanSearch
 from millrace.tools.planning.training_plan import TrainingPlan
 from millrace.tools.planning.trials import UpdateTrials
-from millrace.run.precompile.described_batch import BatchDescription
-from millrace.base.records.memory import bytes_text
-from millrace.base.records.training_plan import PlanRecord
 
 
 def make_plan(

@@ -12,14 +12,14 @@ of least memory are compiled, so that the error can name the least that there is
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace.run.compiled_loop.budget import OverBudgetError
+from millrace.base.records.training_plan import Alternative, UpdatePlan
 from millrace.errors import MillraceError, PlanError
+from millrace.run.compiled_loop.budget import OverBudgetError
 from millrace.run.fit.setup import Setup
 from millrace.tools.planning.alternatives import Cut, PlannedLayout, base, layouts, updates_of
 from millrace.tools.planning.cost import cost_of, with_extra
 from millrace.tools.planning.estimates import least_peak
 from millrace.tools.planning.trials import CompiledUpdate, UpdateTrials
-from millrace.base.records.training_plan import Alternative, UpdatePlan
 
 MOST_TRIED = 10  # candidates compiled in order of time, after the first update of each layout
 MOST_LEAST = 2  # candidates of least memory, compiled where nothing fits

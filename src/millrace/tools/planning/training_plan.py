@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import keras
 
+from millrace.base.records.training_plan import PlanRecord
 from millrace.errors import ModelError, OptionError
 from millrace.run.fit.controller import controller_of
 from millrace.tools.planning.applying import apply_update
-from millrace.base.records.training_plan import PlanRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from millrace.base.records.training_plan import Alternative, UpdatePlan
+from millrace.programs.plan import BatchSpec, Mode
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
+from millrace.run.precompile.precompile import Batches
 from millrace.tools.memory_report.needs import Needs, measure
-from millrace.programs.plan import BatchSpec, Mode
 from millrace.tools.planning.alternatives import PlannedLayout
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted, with_extra
 from millrace.tools.planning.measuring import update_seconds
-from millrace.run.precompile.precompile import Batches
-from millrace.base.records.training_plan import Alternative, UpdatePlan
 
 
 @dataclass(frozen=True, slots=True)

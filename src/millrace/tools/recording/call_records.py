@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.run.fit.controller import Controller
-from millrace.programs.plan import Mode
-from millrace.tools.recording.run import RecordedRun
 from millrace.base.records.compilation import CompileRecord
+from millrace.programs.plan import Mode
+from millrace.run.fit.controller import Controller
+from millrace.tools.recording.run import RecordedRun
 
 
 class CallRecords:

@@ -15,13 +15,13 @@ from types import TracebackType
 
 import jax
 
+from millrace.base.records.loops import LoopRecord
+from millrace.base.threads.scoped_value import Binding, ScopedValue
 from millrace.compilation.executables.log import CompileLog
 from millrace.run.fit.totals import Totals, next_loop
 from millrace.tools.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names
 from millrace.tools.recording.run import RecordedRun
-from millrace.base.records.loops import LoopRecord
-from millrace.base.threads.scoped_value import Binding, ScopedValue
 
 MANY = 1000  # functions with a record of their own; calls of others are those of one more
 OTHERS = "other functions"

@@ -17,16 +17,16 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from millrace._compat.keras_loops import first_epoch
+from millrace.base.records.loops import EpochRecord, ExecutionSample, LoopRecord, Outcome
+from millrace.base.records.sinks import RecordSinks
 from millrace.compilation.executables.log import CompileLog
 from millrace.programs.feeds.infeed import Infeed
-from millrace.run.fit.setup import Setup
 from millrace.programs.plan import Mode
+from millrace.run.fit.setup import Setup
 from millrace.tools.recording import pace
 from millrace.tools.recording.epochs import EpochHistory
 from millrace.tools.recording.options import parameters_of
 from millrace.tools.recording.samples import ExecutionCounts, FeedWatch, compile_seconds, of_loop
-from millrace.base.records.loops import EpochRecord, ExecutionSample, LoopRecord, Outcome
-from millrace.base.records.sinks import RecordSinks
 
 P = ParamSpec("P")
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import jax
 
+from millrace.base.records.directory import RunDirectory
+from millrace.base.records.operations import ProgramOperations
 from millrace.errors import OptionError
 from millrace.tools.operations.groups import ProgramCount
 from millrace.tools.operations.profile import ProgramTimes, newest_profile, read_times
 from millrace.tools.recording.programs import ProgramRecorder
-from millrace.base.records.directory import RunDirectory
-from millrace.base.records.operations import ProgramOperations
 
 VARIABLE = "MILLRACE_REPORT_TRACE"
 MOST_OPERATIONS = 200_000  # of a traced execution; about 300 bytes each

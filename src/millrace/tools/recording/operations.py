@@ -2,11 +2,11 @@
 
 import re
 
+from millrace.base.records.operations import ProgramOperations
 from millrace.compilation.executables.log import NewExecutable
+from millrace.programs.plan import Mode
 from millrace.run.memory.hlo_proto import Module
 from millrace.tools.operations.groups import ProgramCount, count_operations
-from millrace.programs.plan import Mode
-from millrace.base.records.operations import ProgramOperations
 
 _STAGE = re.compile(r" of stage (\d+)$")
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import keras
 
-from millrace.run.fit.setup import Setup
 from millrace.base.options import TABLE, Options
+from millrace.run.fit.setup import Setup
 
 _ARGUMENTS = ("batch_size", "epochs", "validation_batch_size", "steps_per_epoch", "shuffle")
 

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
+from millrace.base.records.program_memory import ProgramMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.compilation.executables.log import NewExecutable
+from millrace.programs.plan import Plan
+from millrace.programs.steps.program import FunctionSource
 from millrace.run.memory.function_labels import FunctionLabels
 from millrace.run.memory.hlo_proto import Module
 from millrace.run.memory.labels import LoopLabels, NoLabels, ProgramLabels
@@ -18,9 +21,6 @@ from millrace.run.memory.owners import layer_finder
 from millrace.run.memory.program import analyze
 from millrace.run.memory.stage_labels import StageLabels
 from millrace.run.pipelines.programs.stages import StageSource
-from millrace.programs.plan import Plan
-from millrace.base.records.program_memory import ProgramMemory
-from millrace.programs.steps.program import FunctionSource
 
 SHOWN_LAYERS = 6  # that the words about recomputation name
 

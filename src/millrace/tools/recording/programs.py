@@ -8,13 +8,13 @@ CompileLog.observers -> ProgramRecorder -> its program, read once
 import logging
 import threading
 
+from millrace.base.records.operations import ProgramOperations
+from millrace.base.records.sinks import RecordSinks
 from millrace.compilation.executables.log import NewExecutable
 from millrace.run.memory.hlo_proto import Module
 from millrace.tools.operations.groups import ProgramCount, program_of
 from millrace.tools.recording.operations import counted_operations
 from millrace.tools.recording.program_memory import program_memory
-from millrace.base.records.operations import ProgramOperations
-from millrace.base.records.sinks import RecordSinks
 
 logger = logging.getLogger("millrace")
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from millrace.base.records.loops import LoopRecord
+from millrace.programs.plan import Mode
 from millrace.run.fit.setup import Setup
 from millrace.run.fit.totals import Totals, next_loop
-from millrace.programs.plan import Mode
 from millrace.tools.recording import pace
 from millrace.tools.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names, options_in_force, parameters_of
 from millrace.tools.recording.run import RecordedRun
-from millrace.base.records.loops import LoopRecord
 
 logger = logging.getLogger("millrace")
 

@@ -19,18 +19,18 @@ from dataclasses import replace
 
 import jax
 
-from millrace.errors import OptionError
+from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.directory import RunDirectory
+from millrace.base.records.loops import ProcessRecord
+from millrace.base.records.run import has_records, last_loop, load
 from millrace.compilation.explain.key import versions
+from millrace.errors import OptionError
 from millrace.run.fit.totals import begin_loops_after
 from millrace.run.processes.agreement import process_count, process_index, text_of_first
 from millrace.tools.recording.in_use import take
 from millrace.tools.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names
 from millrace.tools.recording.page import RunPage
-from millrace.base.records.compilation import CompileRecord
-from millrace.base.records.directory import RunDirectory
-from millrace.base.records.loops import ProcessRecord
-from millrace.base.records.run import has_records, last_loop, load
 from millrace.tools.reports.page import write_page
 
 logger = logging.getLogger("millrace")

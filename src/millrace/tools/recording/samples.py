@@ -8,11 +8,11 @@ begins  begins  begins        begins  begins
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from millrace.programs.feeds.infeed import Infeed
-from millrace.programs.plan import Mode
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.loops import FeedSample, LoopRecord
 from millrace.base.records.statistics import FeedStatistics
+from millrace.programs.feeds.infeed import Infeed
+from millrace.programs.plan import Mode
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ another cut of the model    if the longest stage is what the others wait for
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from millrace.errors import MillraceError
 from millrace.base.records.run import RunRecords
 from millrace.base.records.trace import ExecutionTrace
-from millrace.tools.reports.loop_parts import LoopParts
+from millrace.errors import MillraceError
 from millrace.run.schedules.simulate import simulate
 from millrace.run.schedules.table import SCHEDULES, make_schedule
 from millrace.run.schedules.task import Pass, Task
+from millrace.tools.reports.loop_parts import LoopParts
 
 _STEPS = "gradient_accumulation_steps_per_replica"
 _MAX_FACTOR = 8  # more micro-batches than eight times as many change another thing: the training

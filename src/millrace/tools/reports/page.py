@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millrace.errors import OptionError
 from millrace.base.records.run import RunRecords
+from millrace.errors import OptionError
 from millrace.tools.reports.assets import licence, script, style, template
 from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.page_data import page_data, title_of

@@ -12,7 +12,12 @@ from millrace.tools.reports.limits import limits
 from millrace.tools.reports.memory_data import memory_data
 from millrace.tools.reports.program_data import compilations_data, operations_data
 from millrace.tools.reports.running import outcome_of, run_outcome
-from millrace.tools.reports.series_data import epochs_data, executions_data, feeds_data, tensors_data
+from millrace.tools.reports.series_data import (
+    epochs_data,
+    executions_data,
+    feeds_data,
+    tensors_data,
+)
 from millrace.tools.reports.shortened import shortened
 from millrace.tools.reports.trace_data import traces_data
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from millrace.errors import DataError
 from millrace.base.records.run import RunRecords
 from millrace.base.records.trace import ExecutionTrace
-from millrace.tools.reports.twin import SAMPLE, schedule_of, waited_transfers
+from millrace.errors import DataError
 from millrace.run.schedules.costs import StageCosts, equal_stages
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.task import Pass
+from millrace.tools.reports.twin import SAMPLE, schedule_of, waited_transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from millrace.base.records.timeline import Timeline
 from millrace.base.records.trace import ExecutionTrace
-from millrace.tools.reports.bubble import idle_slots
 from millrace.run.schedules.task import Pass
+from millrace.tools.reports.bubble import idle_slots
 
 Interval = tuple[float, float]
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-from millrace.errors import ScheduleError
 from millrace.base.records.timeline import Span, Timeline
 from millrace.base.records.trace import ExecutionTrace
+from millrace.errors import ScheduleError
 from millrace.run.schedules.concurrent import ConcurrentSchedule
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import Waits, simulate

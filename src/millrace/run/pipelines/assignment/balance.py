@@ -26,8 +26,11 @@ from jax.typing import ArrayLike
 from millrace._compat.jaxpr import trace
 from millrace._compat.keras_graph import graph_of, has_own_call, input_structure, takes_training
 from millrace._compat.keras_layers import layers_without_jit
+from millrace.base.pytrees import ArrayTree, Spec, SpecTree
 from millrace.errors import ModelError, OptionError
 from millrace.programs.feeds.block import batch_spec
+from millrace.programs.plan import BatchSpec
+from millrace.programs.recomputation.costs import flops_of_calls, shares
 from millrace.run.pipelines.assignment.assignment import Assignment, assign, scoped_stages
 from millrace.run.pipelines.assignment.layer_calls import (
     LayerCall,
@@ -38,9 +41,6 @@ from millrace.run.pipelines.assignment.layer_calls import (
 )
 from millrace.run.pipelines.assignment.shared_state import edges_of_groups, groups_by_state
 from millrace.run.pipelines.assignment.summary import StageCost, summary_lines
-from millrace.programs.plan import BatchSpec
-from millrace.base.pytrees import ArrayTree, Spec, SpecTree
-from millrace.programs.recomputation.costs import flops_of_calls, shares
 
 ROWS = 32  # of a batch whose other lengths the model's inputs declare
 NAMES = 4  # of layers that an error lists

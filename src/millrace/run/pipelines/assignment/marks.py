@@ -21,8 +21,8 @@ import numpy as np
 
 from millrace._compat.keras_graph import is_calling, record_stages
 from millrace.base.arguments import checked
-from millrace.errors import OptionError, PlanError
 from millrace.base.threads.scoped_value import ScopedValue
+from millrace.errors import OptionError, PlanError
 
 
 class PipelineStage:

@@ -24,16 +24,16 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
-from millrace.run.pipelines.programs.split import Arrays, Slot
-from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
-from millrace.run.pipelines.programs.stage_taps import bundle_of_update
-from millrace.run.pipelines.programs.stages import Layouts, Stages, moves, state_groups, with_sums
-from millrace.programs.plan import ROLES, Mode
 from millrace.base.pytrees import Spec
+from millrace.programs.plan import ROLES, Mode
 from millrace.programs.steps.offload import with_host_layouts
 from millrace.programs.steps.program import FACTOR, Program
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import final_logs
+from millrace.run.pipelines.programs.split import Arrays, Slot
+from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
+from millrace.run.pipelines.programs.stage_taps import bundle_of_update
+from millrace.run.pipelines.programs.stages import Layouts, Stages, moves, state_groups, with_sums
 
 T = TypeVar("T")
 

@@ -12,18 +12,28 @@ import keras
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.base.collector import fewer_collections
-from millrace.run.compiled_loop.executables import log_ignored_boundaries
-from millrace.compilation.executables.executable import Executable, compile_program, compile_programs
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import CompilerOptions, Pipelining
+from millrace.base.records.compilation import KeyField, ProgramKey
+from millrace.compilation.executables.executable import (
+    Executable,
+    compile_program,
+    compile_programs,
+)
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.lowering import Request, tracing
-from millrace.base.devices import DeviceGroup
-from millrace.errors import RecompilationError
 from millrace.compilation.explain.fingerprint import describe_model, describe_state
 from millrace.compilation.explain.key import ObjectNumbers, key_of
 from millrace.compilation.explain.walk import Description
 from millrace.compilation.export.exported import Wanted
 from millrace.compilation.export.exporting import Exports, why_not
-from millrace.base.options import CompilerOptions, Pipelining
+from millrace.errors import RecompilationError
+from millrace.programs.plan import BatchSpec, Mode, Plan
+from millrace.programs.recomputation.boundaries import collected_boundaries
+from millrace.programs.steps.offload import with_moves
+from millrace.programs.steps.program import Program
+from millrace.programs.steps.state import State
+from millrace.run.compiled_loop.executables import log_ignored_boundaries
 from millrace.run.pipelines.assignment.layer_calls import LayerCall
 from millrace.run.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
 from millrace.run.pipelines.programs.equation_stages import Marks
@@ -35,12 +45,6 @@ from millrace.run.pipelines.programs.imported_stages import (
 )
 from millrace.run.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
 from millrace.run.pipelines.programs.stages import DeviceLayouts, StageSource, trace_stages
-from millrace.programs.plan import BatchSpec, Mode, Plan
-from millrace.programs.recomputation.boundaries import collected_boundaries
-from millrace.base.records.compilation import KeyField, ProgramKey
-from millrace.programs.steps.offload import with_moves
-from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
 
 logger = logging.getLogger("millrace")
 

@@ -13,15 +13,15 @@ import keras
 
 from millrace._compat.jaxpr import Graph
 from millrace.base.devices import DeviceGroup
+from millrace.base.pytrees import Spec
+from millrace.programs.plan import Mode, Plan
+from millrace.programs.steps.program import Program
+from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
 from millrace.run.pipelines.programs.passes import Passes
 from millrace.run.pipelines.programs.split import Slot, Split
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.run.pipelines.programs.stages import DeviceLayouts, Layouts, Stages
-from millrace.programs.plan import Mode, Plan
-from millrace.base.pytrees import Spec
-from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
 
 _NOTHING = Graph((), (), (), {})
 

@@ -35,12 +35,15 @@ from millrace._compat.jaxpr import (
     variables,
     with_effects,
 )
-from millrace.run.pipelines.programs.split import Arrays, Split, Stage
-from millrace.programs.plan import Recompute
 from millrace.base.pytrees import Spec
-from millrace.programs.recomputation.boundaries import kernels_between_boundaries, without_boundaries
+from millrace.programs.plan import Recompute
+from millrace.programs.recomputation.boundaries import (
+    kernels_between_boundaries,
+    without_boundaries,
+)
 from millrace.programs.recomputation.choices import Choices
 from millrace.programs.recomputation.joint_graph import Run, joint_graph
+from millrace.run.pipelines.programs.split import Arrays, Split, Stage
 
 # Under choice k of a pipeline, the peak of each stage is at most this share to the power of k.
 STAGE_SHARE = 0.75

@@ -19,15 +19,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from millrace.base.devices import PARTS, REPLICA, WHOLE
-from millrace.run.pipelines.programs.builder import OneReplicaBuilder, ReplicatedBuilder, replaced_by
-from millrace.run.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
-from millrace.run.pipelines.programs.split import Arrays, Slot, Stage
-from millrace.run.pipelines.programs.split_update import UpdatePart
-from millrace.run.pipelines.programs.stage_taps import across_rounds, bundle_of_update
-from millrace.run.pipelines.programs.stage_update import contributions
-from millrace.run.pipelines.programs.stages import Stages, state_groups
-from millrace.programs.plan import Mode, Plan
 from millrace.base.pytrees import Layout, Spec, SpecTree
+from millrace.programs.plan import Mode, Plan
 from millrace.programs.replicas import state_rules
 from millrace.programs.replicas.logs import ReplicaLogs, across_replicas, side_by_side
 from millrace.programs.replicas.placement import (
@@ -42,6 +35,17 @@ from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.replicas.state_rules import MergeRule, Rule
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import Values
+from millrace.run.pipelines.programs.builder import (
+    OneReplicaBuilder,
+    ReplicatedBuilder,
+    replaced_by,
+)
+from millrace.run.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
+from millrace.run.pipelines.programs.split import Arrays, Slot, Stage
+from millrace.run.pipelines.programs.split_update import UpdatePart
+from millrace.run.pipelines.programs.stage_taps import across_rounds, bundle_of_update
+from millrace.run.pipelines.programs.stage_update import contributions
+from millrace.run.pipelines.programs.stages import Stages, state_groups
 
 ROUNDS = PartitionSpec(None, REPLICA)  # of tapped values, `[1, replicas, ...]`
 # Of the arguments or results of a program: PartitionSpecs in a structure.

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from millrace.base.devices import REPLICA
-from millrace.run.pipelines.programs.split import Arrays
-from millrace.run.pipelines.programs.stage_taps import across_rounds
 from millrace.programs.replicas import state_rules
 from millrace.programs.replicas.placement import own_part, with_axis
 from millrace.programs.replicas.state_rules import MergeRule, Rule
+from millrace.run.pipelines.programs.split import Arrays
+from millrace.run.pipelines.programs.stage_taps import across_rounds
 
 # (results of one replica, whether it had a batch, steps) -> results of all
 GatherResults = Callable[[Sequence[jax.Array], jax.Array, jax.Array], Arrays]

@@ -17,10 +17,10 @@ import numpy as np
 from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Graph, Var, is_literal, used, variables, with_effects
-from millrace.errors import ModelError
-from millrace.run.pipelines.programs.equation_stages import Marks, stages_of_equations
 from millrace.base.pytrees import SpecTree
+from millrace.errors import ModelError
 from millrace.programs.taps.taps import Tapped
+from millrace.run.pipelines.programs.equation_stages import Marks, stages_of_equations
 
 Arrays = list[jax.Array]  # in the order of a field of the records below
 

@@ -10,15 +10,15 @@ import keras
 from millrace._compat.jaxpr import trace
 from millrace._compat.keras_steps import compute_forward
 from millrace.base.options import NO_TAPS, TapRequest
-from millrace.run.pipelines.assignment.layer_calls import LayerCall, marked_calls
-from millrace.run.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
-from millrace.run.pipelines.programs.split import Slot, Split, split
-from millrace.programs.plan import ROLES, Mode
 from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.programs.plan import ROLES, Mode
 from millrace.programs.steps.state import State, as_lists, as_state, variable_text, with_dtypes_of
 from millrace.programs.steps.step import logs_follow_from_metrics
 from millrace.programs.taps.taps import collecting
 from millrace.programs.taps.tensors import activations_tapped
+from millrace.run.pipelines.assignment.layer_calls import LayerCall, marked_calls
+from millrace.run.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
+from millrace.run.pipelines.programs.split import Slot, Split, split
 
 CHANGING = ("non_trainable", "metric")  # change with every micro-batch; the others once an update
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Graph, Var, inlined, is_literal, pruned, used, variables
-from millrace.run.pipelines.programs.split import NO_TAPPED, Slot
 from millrace.programs.taps.taps import Tapped
+from millrace.run.pipelines.programs.split import NO_TAPPED, Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@
     final             statistics of the gradients of an update, and values enqueued by the optimizer
 
 Forward and update are traced whole and cut, so a value with leaves of several stages leaves in
-several programs, and the host puts it together again (`run/pipelines/runtime/taps.py`). The gradients
-of a micro-batch are never in one trace: each stage taps its own.
+several programs, and the host puts it together again (`run/pipelines/runtime/taps.py`). The
+gradients of a micro-batch are never in one trace: each stage taps its own.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,10 +21,8 @@ from jax import lax
 
 from millrace.base.devices import REPLICA
 from millrace.base.options import TapRequest
-from millrace.run.pipelines.programs.split import Arrays, Slot, Split
-from millrace.run.pipelines.programs.split_update import UpdatePart
-from millrace.programs.plan import Mode, Plan
 from millrace.base.records.tensors import Tensor
+from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.accumulate import Gradients
 from millrace.programs.steps.loop import unless
 from millrace.programs.steps.state import State
@@ -32,6 +30,8 @@ from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.programs.taps.statistics import reduction_of
 from millrace.programs.taps.taps import Tapped, collecting, tap
 from millrace.programs.taps.tensors import Rows, gradient_names, loss_scale, matches, tap_gradients
+from millrace.run.pipelines.programs.split import Arrays, Slot, Split
+from millrace.run.pipelines.programs.split_update import UpdatePart
 
 T = TypeVar("T")  # a tree of arrays
 HALTED = "halted"  # key of the flag of an update that was not applied; no queue has this name

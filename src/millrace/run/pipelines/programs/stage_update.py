@@ -8,16 +8,20 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import trace
-from millrace.errors import ModelError
 from millrace.base.options import NO_TAPS, Accumulation, TapRequest
-from millrace.run.pipelines.programs.split import Arrays, Slot, Split
-from millrace.run.pipelines.programs.split_update import SplitUpdate, split_update
-from millrace.run.pipelines.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
 from millrace.base.pytrees import Spec
+from millrace.errors import ModelError
 from millrace.programs.steps.accumulate import make_accumulator
 from millrace.programs.steps.scopes import UPDATE
 from millrace.programs.steps.step import applying_prepared
 from millrace.programs.taps.taps import collecting
+from millrace.run.pipelines.programs.split import Arrays, Slot, Split
+from millrace.run.pipelines.programs.split_update import SplitUpdate, split_update
+from millrace.run.pipelines.programs.stage_taps import (
+    halted_unless_finite,
+    homes_of,
+    tap_stage_update,
+)
 
 
 def contributions(split: Split) -> list[tuple[int, int]]:

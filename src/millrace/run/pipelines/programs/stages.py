@@ -14,6 +14,14 @@ import jax
 import keras
 
 from millrace._compat.jaxpr import spec_of
+from millrace.base.pytrees import Layout, LayoutTree, Spec, SpecTree
+from millrace.programs.plan import ROLES, Plan
+from millrace.programs.replicas.placement import layout_of
+from millrace.programs.steps.accumulate import Accumulator, make_accumulator
+from millrace.programs.steps.offload import host_layouts, with_host_layouts
+from millrace.programs.steps.program import Program
+from millrace.programs.steps.state import State
+from millrace.programs.steps.step import prepared
 from millrace.run.pipelines.assignment.layer_calls import LayerCall
 from millrace.run.pipelines.programs.equation_stages import Marks
 from millrace.run.pipelines.programs.passes import Passes, make_passes
@@ -22,14 +30,6 @@ from millrace.run.pipelines.programs.split_step import split_step
 from millrace.run.pipelines.programs.split_update import SplitUpdate
 from millrace.run.pipelines.programs.stage_taps import StageTaps
 from millrace.run.pipelines.programs.stage_update import contributions, split_stage_update
-from millrace.programs.plan import ROLES, Plan
-from millrace.base.pytrees import Layout, LayoutTree, Spec, SpecTree
-from millrace.programs.replicas.placement import layout_of
-from millrace.programs.steps.accumulate import Accumulator, make_accumulator
-from millrace.programs.steps.offload import host_layouts, with_host_layouts
-from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
-from millrace.programs.steps.step import prepared
 
 
 class Stages:

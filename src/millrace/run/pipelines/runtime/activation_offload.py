@@ -15,10 +15,10 @@ from typing import TypeVar
 import jax
 
 from millrace._compat.jax_memory import DEVICE, HOST, is_on_host
-from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.base.pytrees import ArrayTree
-from millrace.run.schedules.task import Pass, Schedule, Task
 from millrace.programs.steps.offload import SMALLEST
+from millrace.run.pipelines.runtime.buffers import Buffers
+from millrace.run.schedules.task import Pass, Schedule, Task
 
 T = TypeVar("T", bound=ArrayTree)
 

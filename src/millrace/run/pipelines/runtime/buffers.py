@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 
 import jax
 
+from millrace.base.pytrees import ArrayTree
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.programs.stage_taps import Bundle
-from millrace.base.pytrees import ArrayTree
 from millrace.run.timing.measurement import Measurement
 
 T = TypeVar("T", bound=ArrayTree)

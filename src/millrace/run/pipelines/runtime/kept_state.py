@@ -10,17 +10,17 @@ import jax
 import numpy as np
 
 from millrace.base.devices import DeviceGroup
+from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.programs.plan import Mode
+from millrace.programs.steps.program import Program
+from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.links import Specs, leave
 from millrace.run.pipelines.runtime.micro_batches import Shape
 from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import ToAll
-from millrace.programs.plan import Mode
 from millrace.run.processes.agreement import gathered, on_one_device, texts_of_all
-from millrace.base.pytrees import ArrayTree, SpecTree
-from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
 
 
 class KeptState:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from millrace.base.pytrees import ArrayTree
 from millrace.programs.feeds.block import BlockSlice
+from millrace.programs.plan import BatchSpec
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.runtime.tasks import StageTasks
 from millrace.run.pipelines.runtime.update import StageUpdate
-from millrace.programs.plan import BatchSpec
-from millrace.base.pytrees import ArrayTree
 
 
 class Shape(NamedTuple):

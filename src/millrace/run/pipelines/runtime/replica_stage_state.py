@@ -12,11 +12,11 @@ import numpy as np
 
 from millrace._compat.jax_arrays import uncommitted
 from millrace.base.devices import DeviceGroup, put_on
+from millrace.programs.plan import ROLES, Mode
+from millrace.programs.steps.state import State, Values
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.runtime.stage_state import StageState
-from millrace.programs.plan import ROLES, Mode
-from millrace.programs.steps.state import State, Values
 
 
 class ReplicaStageState(StageState):

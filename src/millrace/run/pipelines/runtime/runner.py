@@ -15,16 +15,25 @@ from typing import cast
 import jax
 import numpy as np
 
-from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, TapSink
-from millrace.programs.feeds.block import BlockSlice
 from millrace.base.interrupts import raise_if_interrupted, uninterrupted
+from millrace.base.pytrees import ArrayTree
+from millrace.base.records.statistics import PipelineStatistics
+from millrace.programs.feeds.block import BlockSlice
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import State
+from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, TapSink
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.kept_state import KeptState
 from millrace.run.pipelines.runtime.links import leave
 from millrace.run.pipelines.runtime.measured import MeasuredPipeline
-from millrace.run.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_update
+from millrace.run.pipelines.runtime.micro_batches import (
+    MicroBatch,
+    Shape,
+    micro_batches,
+    next_update,
+)
 from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.run.pipelines.runtime.stage_state import StageState
@@ -32,11 +41,7 @@ from millrace.run.pipelines.runtime.taps import TapCollector
 from millrace.run.pipelines.runtime.tasks import task_error
 from millrace.run.pipelines.runtime.update_clock import UpdateClock
 from millrace.run.pipelines.runtime.update_tasks import UpdateTasks
-from millrace.programs.plan import Mode
-from millrace.base.pytrees import ArrayTree
-from millrace.base.records.statistics import PipelineStatistics
 from millrace.run.schedules.task import Pass
-from millrace.programs.steps.state import State
 from millrace.run.timing.tracer import Tracer
 
 MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait

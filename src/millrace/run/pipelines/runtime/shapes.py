@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.base.collector import fewer_collections
-from millrace.run.compiled_loop.protocol import ExecutionSteps
-from millrace.compilation.executables.executable import Executable
 from millrace.base.devices import DeviceGroup
+from millrace.compilation.executables.executable import Executable
+from millrace.programs.plan import BatchSpec, Mode, Plan
+from millrace.programs.steps.program import Program
+from millrace.programs.steps.state import State
+from millrace.run.compiled_loop.protocol import ExecutionSteps
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.executables import StageExecutables
 from millrace.run.pipelines.runtime.micro_batches import Shape
@@ -15,10 +18,7 @@ from millrace.run.pipelines.runtime.stage_programs import Orders, pipeline_progr
 from millrace.run.pipelines.runtime.taps import check_queues
 from millrace.run.pipelines.runtime.tasks import StageTasks
 from millrace.run.pipelines.runtime.update import StageUpdate
-from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.run.schedules.task import Schedule, Task
-from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
 
 
 @dataclass(frozen=True, slots=True)

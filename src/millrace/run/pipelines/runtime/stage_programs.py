@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from millrace.base.devices import DeviceGroup
+from millrace.programs.plan import Mode, Plan
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.executables import ProgramMaker
 from millrace.run.pipelines.programs.split import StageValue
-from millrace.programs.plan import Mode, Plan
 from millrace.run.schedules.rendezvous import check_rendezvous, events, walk
 from millrace.run.schedules.simulate import merged
 from millrace.run.schedules.task import Pass, Schedule, Task

@@ -6,13 +6,13 @@ import jax
 
 from millrace._compat.jax_arrays import free_unless_shared, uncommitted
 from millrace.base.devices import DeviceGroup, put_on
+from millrace.base.pytrees import Layout
+from millrace.programs.plan import ROLES, Mode
+from millrace.programs.steps.state import State, Values
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.stages import moves, state_groups
 from millrace.run.pipelines.runtime.transfer import on_device
-from millrace.programs.plan import ROLES, Mode
-from millrace.base.pytrees import Layout
-from millrace.programs.steps.state import State, Values
 
 
 class StageState:

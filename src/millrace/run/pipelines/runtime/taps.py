@@ -15,9 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.run.compiled_loop.protocol import CallResult, Halted, TapSink
 from millrace.base.devices import DeviceGroup
+from millrace.base.pytrees import ArrayTree
+from millrace.base.records.tensors import COUNTS
 from millrace.errors import TapError
+from millrace.programs.plan import Mode, Plan
+from millrace.programs.steps.state import State
+from millrace.programs.taps.entries import Taps
+from millrace.programs.taps.taps import Tapped
+from millrace.programs.taps.tensors import Rows
+from millrace.run.compiled_loop.protocol import CallResult, Halted, TapSink
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
@@ -26,13 +33,6 @@ from millrace.run.pipelines.runtime.changing_state import ChangingState
 from millrace.run.pipelines.runtime.micro_batches import MicroBatch, Shape
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import ToAll
-from millrace.programs.plan import Mode, Plan
-from millrace.base.pytrees import ArrayTree
-from millrace.base.records.tensors import COUNTS
-from millrace.programs.steps.state import State
-from millrace.programs.taps.entries import Taps
-from millrace.programs.taps.taps import Tapped
-from millrace.programs.taps.tensors import Rows
 
 
 class TapCollector:

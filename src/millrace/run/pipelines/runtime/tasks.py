@@ -6,19 +6,19 @@ import jax
 import numpy as np
 
 from millrace._compat.jax_arrays import is_non_finite_error
-from millrace.compilation.executables.executable import Executable
 from millrace.base.devices import DeviceGroup
+from millrace.compilation.executables.executable import Executable
 from millrace.errors import MillraceError, NonFiniteError, TaskError
+from millrace.programs.plan import Mode
+from millrace.programs.steps.program import Program
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import Copies, Sent, ToAll, routes
-from millrace.programs.plan import Mode
 from millrace.run.schedules.task import Schedule, Task
 from millrace.run.schedules.text import grid
-from millrace.programs.steps.program import Program
 from millrace.run.timing.marker import markers
 
 

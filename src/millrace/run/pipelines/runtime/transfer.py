@@ -22,11 +22,11 @@ from millrace._compat.jax_arrays import DeviceCopies
 from millrace._compat.jax_memory import in_device_memory
 from millrace._compat.jax_processes import Assembly, shards
 from millrace.base.devices import DeviceGroup
+from millrace.base.pytrees import Array
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.links import Specs, link
 from millrace.run.processes.agreement import own_copy
-from millrace.base.pytrees import Array
 
 
 class Edge:

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.compilation.executables.executable import Executable
 from millrace.base.devices import DeviceGroup
+from millrace.compilation.executables.executable import Executable
 from millrace.run.pipelines.programs.builder import StageBuilder, replaced_by
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import UpdatePart

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from millrace.programs.plan import Plan
+from millrace.programs.steps.accumulate import coefficient_of, scale_of, weight_of
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.micro_batches import MicroBatch
 from millrace.run.pipelines.runtime.stage_state import StageState
-from millrace.programs.plan import Plan
 from millrace.run.schedules.task import Pass, Task
-from millrace.programs.steps.accumulate import coefficient_of, scale_of, weight_of
 
 
 class UpdateTasks:
