@@ -37,7 +37,8 @@
     base/           what all others stand on
       options/ records/     what the user chose; what a run leaves behind
       checkpoints/          checkpoints on disk, and states of objects and generators
-      threads/ interrupts.py devices.py arguments.py activities.py collector.py own_code.py pytrees.py
+      threads/ interrupts.py devices.py arguments.py activities.py collector.py own_code.py
+      pytrees.py
     _compat/        private names of Keras and JAX, used nowhere else
 
 The modules beside these folders are public, but for `_backend.py`, which makes JAX the backend of
