@@ -12,9 +12,9 @@ PACKAGE = ROOT / "millrace-ipu" / "src" / "millrace_ipu"
 PUBLIC = ("callbacks", "distributed", "errors", "layers", "optimizers", "records")
 # A name that is added here is one more that a change of millrace can break.
 SEAM = [
-    "Accumulation", "Assignment", "CompileRecord", "CompiledFunction", "Controller",
-    "DataAdapter", "EntryLabels", "ExecutionSample", "ExecutionTrace", "Feed", "FeedSample",
-    "LaunchOptions", "Launched", "LoopRecord", "MemoryReport", "MetricReduction", "Mode",
+    "Accumulation", "Assignment", "CompileRecord", "CompiledFunction", "Controller", "DataAdapter",
+    "EntryLabels", "ExecutionSample", "ExecutionTrace", "Feed", "FeedSample", "LaunchOptions",
+    "Launched", "LoopRecord", "MemoryReport", "MetricReduction", "Mode",
     "NestedPipelineStageAssignment", "Notes", "Offload", "OnHost", "Options", "Origin", "Patch",
     "Phrases", "PipelineStageAssignment", "Pipelining", "ProgramListener", "ProgramMemory",
     "ProgramOperations", "Recomputation", "RecomputationMode", "RecordSinks", "RecordedRun",
@@ -27,13 +27,13 @@ SEAM = [
     "devices_of_environment", "enclosing_loop", "factors", "find_calls", "from_json",
     "get_assignment", "get_data_adapter", "groups_needed", "has_own_call", "holds_anywhere",
     "host_memory", "identity", "in_replica", "is_array_adapter", "is_own_file", "is_own_module",
-    "is_traced", "is_tracing", "largest", "launch", "launch_options", "launching", "leaves", "look_at",
-    "make_chain", "move", "ordered", "patches_in", "plain", "process_count", "process_index",
-    "put_in", "refuse_unknown", "refusing_other_dtypes", "register_listener", "replace",
-    "replicas", "replication_index", "require_host", "scoped_stages", "share_seed", "show_phases",
-    "stacked", "strategy_in_scope", "summary_lines", "take_out", "take_out_all", "tap_again",
-    "texts_of_all", "to_json", "trained_by", "truth", "unregister_listener", "use_cache",
-    "use_phrases", "whole_number", "wrapped_chain",
+    "is_traced", "is_tracing", "largest", "launch", "launch_options", "launching", "leaves",
+    "look_at", "make_chain", "move", "ordered", "patches_in", "plain", "process_count",
+    "process_index", "put_in", "refuse_unknown", "refusing_other_dtypes", "register_listener",
+    "replace", "replicas", "replication_index", "require_host", "scoped_stages", "share_seed",
+    "show_phases", "stacked", "strategy_in_scope", "summary_lines", "take_out", "take_out_all",
+    "tap_again", "texts_of_all", "to_json", "trained_by", "truth", "unregister_listener",
+    "use_cache", "use_phrases", "whole_number", "wrapped_chain",
 ]  # fmt: skip
 # Each imports those after it only.
 ORDER = ("cli", "porting", "ipu", "tensorflow", "optimizers", "_compat", "errors", "pytrees")

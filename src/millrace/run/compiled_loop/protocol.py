@@ -3,9 +3,9 @@
     a model in one piece     runner.py, dry_run.py
     a pipeline               pipelines/runtime/
 
-A program that watches gradients inspects an update before it applies it (`programs/steps/tapped_step.py`).
-So the state of a halted execution is that from before the update, and the batches of the update are
-still in the blocks.
+A program that watches gradients inspects an update before it applies it
+(`programs/steps/tapped_step.py`). So the state of a halted execution is that from before the
+update, and the batches of the update are still in the blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,8 @@
     device 0   held     held         held         -          values that backward needs
     device 1            value, held  held         -          and values of another stage
 
-The walk follows `run/pipelines/runtime/buffers.py`: an array exists from the task that makes or sends
-it to the last one that takes it. Resident values and the running program come on top of it.
+The walk follows `run/pipelines/runtime/buffers.py`: an array exists from the task that makes or
+sends it to the last one that takes it. Resident values and the running program come on top of it.
 """
 
 from collections import Counter

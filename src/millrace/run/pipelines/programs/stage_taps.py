@@ -6,8 +6,8 @@
     final             statistics of the gradients of an update, and values enqueued by the optimizer
 
 Forward and update are traced whole and cut, so a value with leaves of several stages leaves in
-several programs, and the host puts it together again (`run/pipelines/runtime/taps.py`). The gradients
-of a micro-batch are never in one trace: each stage taps its own.
+several programs, and the host puts it together again (`run/pipelines/runtime/taps.py`). The
+gradients of a micro-batch are never in one trace: each stage taps its own.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
