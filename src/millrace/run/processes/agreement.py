@@ -144,7 +144,7 @@ class Exchanges:
     count: int = 0
 
 
-SO_FAR = Exchanges()
+EXCHANGES = Exchanges()
 _FIRST_SECONDS = 60  # it is there already; a store that does not answer is an error
 _SHOWN = 60  # characters of a value, around the first difference
 _SEEDS = (
@@ -240,7 +240,7 @@ def raise_difference(facts: list[dict[str, str]]) -> None:
 def _exchange(text: str, timeout: float) -> list[dict[str, str]]:
     """Sends this process's text to all, and returns the texts of all, in order, as dicts."""
     store, index, count = compat.key_value_store(), compat.process_index(), compat.process_count()
-    number, SO_FAR.count = SO_FAR.count, SO_FAR.count + 1
+    number, EXCHANGES.count = EXCHANGES.count, EXCHANGES.count + 1
     prefix = f"millrace/same/{number}"
     if number >= 2:
         # All processes have begun the previous comparison, so all have read the one before it.

@@ -8,8 +8,8 @@ The address of each server is in the store of `jax.distributed`. Sender and rece
 messages between two devices, so that both have the same number for a message.
 
 A process whose update has failed ends the connections to its server: what others still wait for
-from it becomes an error. So they leave the update, too. The next comparison of all processes starts
-new numbers, which no message of the failed update has.
+from it becomes an error. So they leave the update, too. All that have left go on with new numbers,
+which no message of the failed update has, and so do all after the next comparison of processes.
 
     Here      both devices are in this process: a copy, or nothing
     Pull      the receiver fetches from the sender's server; either may be early
@@ -52,13 +52,13 @@ from millrace._compat.jax_processes import (
 )
 from millrace.errors import ProcessError
 from millrace.run.pipelines.programs.split import Arrays
-from millrace.run.processes.agreement import SO_FAR
+from millrace.run.processes.agreement import EXCHANGES
 from millrace.run.processes.failure import describe
 
 _ADDRESS_SECONDS = 300  # for all processes of an edge to start their first pipeline
-# Bits of a number, from the last one: messages since the last exchange of all processes, exchanges;
-# the others are the pair of devices.
-_MESSAGES, _EXCHANGES = 24, 16
+# Bits of a number, from the last one: messages, failed updates since the last exchange of texts
+# between all processes, exchanges; the others are the pair of devices.
+_MESSAGE_BITS, _FAILURE_BITS, _EXCHANGE_BITS = 24, 4, 12
 
 
 class _Connection(Protocol):
@@ -77,7 +77,8 @@ class Peers:
         self._connections: dict[int, _Connection] = {}
         self._indices = {device: index for index, device in enumerate(jax.devices())}
         self._counters: dict[tuple[int, int], Iterator[int]] = {}
-        self._exchanges = SO_FAR.count  # when the counters began
+        self._exchanges = EXCHANGES.count  # when the counters began
+        self._failures = 0  # since then
         key = _address_key(jax.process_index())
         self._store.key_value_set(key, self._server.address())
 
@@ -87,13 +88,17 @@ class Peers:
         Raises:
             ProcessError: if another process has left the update before, which explains the error.
         """
-        prefix = f"millrace/left/{SO_FAR.count}/"
-        others = self._store.key_value_dir_get(prefix)
-        self._store.key_value_set(f"{prefix}{jax.process_index()}", describe(error))
+        self._notice_exchanges()
+        prefix = f"millrace/left/{self._exchanges}-{self._failures}/"
+        first = self._store.key_value_dir_get(prefix)
+        if not first:
+            self._store.key_value_set(f"{prefix}{jax.process_index()}", describe(error))
+        self._failures += 1
+        self._counters.clear()
         self._connections.clear()
         end_connections(self._server)
-        if others:
-            key, why = others[0]
+        if first:
+            key, why = first[0]
             raise ProcessError(
                 f"Process {key.rpartition('/')[2]} has left an update of the pipeline: {why}"
             ) from error
@@ -104,15 +109,20 @@ class Peers:
         They continue across pipelines, so that another pipeline on the same devices does not use a
         number twice.
         """
-        if self._exchanges != SO_FAR.count:
-            self._exchanges = SO_FAR.count
-            self._counters.clear()
+        self._notice_exchanges()
         pair = self._indices[source], self._indices[target]
         if pair not in self._counters:
-            first = (pair[0] * len(self._indices) + pair[1]) << _EXCHANGES
-            first += self._exchanges % (1 << _EXCHANGES)
-            self._counters[pair] = itertools.count(first << _MESSAGES)
+            first = pair[0] * len(self._indices) + pair[1]
+            first = (first << _EXCHANGE_BITS) + self._exchanges % (1 << _EXCHANGE_BITS)
+            first = (first << _FAILURE_BITS) + self._failures % (1 << _FAILURE_BITS)
+            self._counters[pair] = itertools.count(first << _MESSAGE_BITS)
         return next(self._counters[pair])
+
+    def _notice_exchanges(self) -> None:
+        """Begins new numbers if all processes have met since the last ones began."""
+        if self._exchanges != EXCHANGES.count:
+            self._exchanges, self._failures = EXCHANGES.count, 0
+            self._counters.clear()
 
     def send(self, number: int, arrays: Sequence[jax.Array]) -> None:
         """Holds arrays until their receiver has fetched them. Does not wait."""
