@@ -231,7 +231,7 @@ def left():
             leaves(there, back, x, attempt)
         else:
             is_left(there, x, attempt)
-        # Messages of before are not mixed up with those of now, with a comparison between or without.
+        # No message of before is taken for one of now, with a comparison between or without.
         if attempt:
             texts_of_all("again", 60)
         assert_arrives(there, values(attempt), 0)
