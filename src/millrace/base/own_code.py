@@ -4,8 +4,9 @@ A package that builds on millrace adds itself: its code runs between a user's an
 """
 
 import os
+import pathlib
 
-_folders = {"millrace": os.path.dirname(os.path.abspath(__file__)) + os.sep}
+_folders = {"millrace": str(pathlib.Path(__file__).absolute().parents[1]) + os.sep}
 
 
 def add_own_package(name: str, file: str) -> None:

@@ -35,7 +35,7 @@ PREEMPTED = 128 + signal.SIGTERM  # exit status of a process that ends itself af
 _FOLLOW_SECONDS = 10.0  # for the others, after this process was preempted
 _NEWS_SECONDS = 2.0  # until a failure elsewhere is reported, after a connection was lost
 _THREADS_SECONDS = 30.0  # for threads that the interpreter waits for, such as writers of files
-_NOT_THE_USERS = (sysconfig.get_path("purelib"), str(pathlib.Path(__file__).parent.parent))
+_NOT_THE_USERS = (sysconfig.get_path("purelib"), str(pathlib.Path(__file__).parents[2]))
 _LONGEST = 2000  # characters of an error
 # XLA's message in the ValueError of a value that is read: "UNKNOWN: Gloo all-reduce failed: ...".
 _STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
