@@ -32,7 +32,7 @@ import numpy as np
 
 import harness
 from millrace._compat.keras_loops import loop_state
-from millrace.resuming.fit_checkpoints import FitCheckpoints
+from millrace.run.resuming.fit_checkpoints import FitCheckpoints
 
 BLOCKED, BESIDE, RESTARTED = 1.10, 1.03, 1.2  # claims
 SECONDS = 5.0  # from one save to the next

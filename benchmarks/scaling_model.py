@@ -30,14 +30,14 @@ import numpy as np
 import harness
 import pipeline_processes
 import workers
-from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.transfer import Edge
-from millrace.records.run import load
-from millrace.reports.run_costs import costs_of_run
-from millrace.schedules.costs import UpdateCosts
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.task import Pass
-from millrace.schedules.update_time import UpdateTime, update_time
+from millrace.base.devices import DeviceGroup
+from millrace.base.records.run import load
+from millrace.run.pipelines.runtime.transfer import Edge
+from millrace.run.schedules.costs import UpdateCosts
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.update_time import UpdateTime, update_time
+from millrace.tools.reports.run_costs import costs_of_run
 from pipeline_processes import STAGES, Case
 
 BAR = "0.95-1.05"

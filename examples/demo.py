@@ -25,10 +25,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from millrace.records.memory import bytes_text
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
-from millrace.schedules.text import grid
+from millrace.base.records.memory import bytes_text
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.text import grid
 
 KERAS_STEPS_PER_EXECUTION = (8, digits.STEPS)  # plain Keras runs at the faster of these
 TIMED_EPOCHS = 10

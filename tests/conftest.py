@@ -22,7 +22,7 @@ import pytest  # noqa: E402
 
 import millrace  # noqa: E402
 import own_threads  # noqa: E402
-from millrace.explain.diagnose import history  # noqa: E402
+from millrace.compilation.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from resources import give_back, resident_bytes  # noqa: E402
 

@@ -172,7 +172,7 @@ def test_pages_for_developers_name_files_that_are_there(name):
 
 
 def test_a_file_that_is_gone_is_found():
-    text = "`feeds/block.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, block.py"
+    text = "`programs/feeds/block.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, block.py"
     assert sorted(stale_paths(text)) == ["feeds/no.py", "tests/no.py"]
 
 

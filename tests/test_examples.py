@@ -45,7 +45,7 @@ def test_two_processes_get_what_one_gets(tmp_path):
         output = run(path, tmp_path, os.environ, *command)
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
 
-    command = "from millrace.cli.main import main; main()", "launch", "--processes", "2"
+    command = "from millrace.tools.cli.main import main; main()", "launch", "--processes", "2"
     alone = losses()
     assert len(alone) == 2
     assert losses("-c", *command) == pytest.approx(alone, rel=1e-6)
@@ -53,7 +53,7 @@ def test_two_processes_get_what_one_gets(tmp_path):
 
 @pytest.mark.slow
 def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path, quick_environment):
-    command = "from millrace.cli.main import main; main()", "launch", "--processes", "2"
+    command = "from millrace.tools.cli.main import main; main()", "launch", "--processes", "2"
     path = ROOT / "examples" / "replicated_convnet.py"
     output = run(path, tmp_path, quick_environment, "-c", *command)
     assert "process 0 of 2: replicas on device 0 of process 0, device" in output  # it checks itself

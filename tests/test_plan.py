@@ -2,9 +2,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
-from millrace.options import Accumulation, Replication
-from millrace.plan import (
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import Accumulation, Replication
+from millrace.programs.plan import (
     MAX_UNROLLED_EQUATIONS,
     BatchSpec,
     LoopForm,

@@ -10,12 +10,12 @@ import keras
 import pytest
 
 import millrace
-from millrace.records.loops import LoopRecord
-from millrace.records.memory import LiveBuffer
-from millrace.records.program_memory import MemoryPeak
-from millrace.records.run import RunRecords
-from millrace.records.timeline import Timeline
-from millrace.reports.limits import RunLimits
+from millrace.base.records.loops import LoopRecord
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.program_memory import MemoryPeak
+from millrace.base.records.run import RunRecords
+from millrace.base.records.timeline import Timeline
+from millrace.tools.reports.limits import RunLimits
 
 PUBLIC = {"PipelineStage", "Strategy", "TrainingPlan", "distributed", "errors", "records"}
 PUBLIC |= {"callbacks", "layers", "optimizers"}

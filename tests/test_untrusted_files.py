@@ -13,19 +13,19 @@ import keras
 import pytest
 
 from damage import both, damaged_bytes, damaged_json, examine
-from millrace.cache import entry as cache_entry
-from millrace.cache import files as cache_files
-from millrace.cache.keys import pack_key, read_keys
-from millrace.cache.lookup import Lookup
-from millrace.cache.store import CacheStore
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
+from millrace.base.options import Options
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache import entry as cache_entry
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache.keys import pack_key, read_keys
+from millrace.compilation.cache.lookup import Lookup
+from millrace.compilation.cache.store import CacheStore
+from millrace.compilation.export import file as export_file
+from millrace.compilation.export.exported import Exported
 from millrace.errors import OptionError, ScheduleError
-from millrace.export import file as export_file
-from millrace.export.exported import Exported
-from millrace.options import Options
-from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
-from millrace.schedules.table import make_schedule
-from millrace.strategy.saving import OPTIONS_FILE, load_options, save_options
+from millrace.run.schedules.table import make_schedule
 
 pytestmark = both
 

@@ -1,7 +1,7 @@
 """Runs on several processes or machines: `millrace.distributed.initialize()`.
 
 It calls `jax.distributed.initialize` after the rendezvous of the processes
-(`processes/bootstrap.py`), with a common seed and a common end (`processes/failure.py`).
+(`run/processes/bootstrap.py`), with a common seed and a common end (`run/processes/failure.py`).
 """
 
 import contextlib
@@ -15,14 +15,14 @@ import jax
 import keras
 
 from millrace._compat.jax_processes import backends_are_initialized, recognise_cluster
-from millrace.arguments import checked
-from millrace.devices import spare_threads
+from millrace.base.arguments import checked
+from millrace.base.devices import spare_threads
+from millrace.base.options import whole_number
 from millrace.errors import DeviceError, OptionError, ProcessError
-from millrace.options import whole_number
-from millrace.processes.agreement import Launched, process_count, process_index
-from millrace.processes.bootstrap import Rendezvous, meet
-from millrace.processes.failure import end_together, ends_together
-from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
+from millrace.run.processes.agreement import Launched, process_count, process_index
+from millrace.run.processes.bootstrap import Rendezvous, meet
+from millrace.run.processes.failure import end_together, ends_together
+from millrace.run.processes.ray_workers import RayWorker, when_this_thread_ends
 
 _LOGGER = logging.getLogger("millrace")
 # A process that is done waits for the others, which may save or evaluate for long. If one of them

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from millrace.errors import DataError, DTypeError, OptionError
+from millrace.tools.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from own_threads import own_threads
 
 BOTH = pytest.mark.parametrize("benchmark", [dataset_benchmark, infeed_benchmark])
@@ -325,7 +325,7 @@ def test_an_error_while_the_thread_waits_for_a_place(benchmark, monkeypatch):
     def fail(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("millrace.benchmark.throughput.measure", fail)
+    monkeypatch.setattr("millrace.tools.benchmark.throughput.measure", fail)
     with pytest.raises(KeyboardInterrupt):
         within(HANG, lambda: benchmark(endless(), 10, 10, print_stats=False))
     assert not own_threads()

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from millrace._compat import jax_cache
-from millrace.cache import files as cache_files
-from millrace.cache import use as cache
-from millrace.cache.entry import pack
-from millrace.cache.lookup import looking_up
-from millrace.cache.use import cache_statistics, known_keys, use_cache
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache import use as cache
+from millrace.compilation.cache.entry import pack
+from millrace.compilation.cache.lookup import looking_up
+from millrace.compilation.cache.use import cache_statistics, known_keys, use_cache
 from millrace.errors import OptionError
-from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 pytestmark = pytest.mark.quick
 

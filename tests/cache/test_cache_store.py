@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from millrace.cache import files as cache_files
-from millrace.cache import keys as cache_keys
-from millrace.cache.entry import DamagedEntryError, pack, unpack
-from millrace.cache.lookup import Lookup
-from millrace.cache.store import CacheStore, evict
-from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache import keys as cache_keys
+from millrace.compilation.cache.entry import DamagedEntryError, pack, unpack
+from millrace.compilation.cache.lookup import Lookup
+from millrace.compilation.cache.store import CacheStore, evict
 
 pytestmark = pytest.mark.quick
 
@@ -217,7 +217,9 @@ def test_what_exceeds_the_limit_alone_is_not_written(tmp_path, caplog):
 
 def test_files_are_not_counted_at_each_write(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr("millrace.cache.store.evict", lambda *a: counted.append(a) or evict(*a))
+    monkeypatch.setattr(
+        "millrace.compilation.cache.store.evict", lambda *a: counted.append(a) or evict(*a)
+    )
     fill(tmp_path, 50, limit=1 << 20)
     assert len(counted) == 1
     fill(tmp_path, 50, limit=20_000)  # what others write is counted now and then

@@ -9,8 +9,8 @@ from keras import layers
 from watching import arrays_of
 
 import millrace
-from millrace.callbacks import nan_watch
-from millrace.callbacks.nan_watch import NaNWatch
+from millrace.api.callbacks import nan_watch
+from millrace.api.callbacks.nan_watch import NaNWatch
 from millrace.errors import ModelError, OptionError
 
 ROWS = 8

@@ -6,8 +6,8 @@ import pytest
 from watching import arrays_of
 
 import millrace
-from millrace.records.flight import Flight, FlightRecord, write_flight
-from millrace.records.tensors import NonFiniteData
+from millrace.base.records.flight import Flight, FlightRecord, write_flight
+from millrace.base.records.tensors import NonFiniteData
 
 ROWS = 4
 
@@ -104,7 +104,7 @@ def test_names_of_several_inputs_and_other_types():
     batch = ({"image": np.ones((2, 3)), "id": np.array([1, 2])}, [np.array([1.0, np.inf])], None)
     text = np.array(["a", "b"])
     from_adapters = [batch, ((batch[0], text), np.array([np.nan, 1.0], "float16"))]
-    found = millrace.records.tensors.non_finite_data(from_adapters)
+    found = millrace.base.records.tensors.non_finite_data(from_adapters)
     assert [(one.argument, one.micro_batch, one.row, one.nans, one.infs) for one in found] == [
         ("y[0]", 0, 1, 0, 1),
         ("y", 1, 0, 1, 0),

@@ -5,8 +5,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from millrace.base.records.tensors import STATISTICS
 from millrace.callbacks import TensorStatistics
-from millrace.records.tensors import STATISTICS
 
 RTOL, ATOL = 2e-5, 1e-6  # float32, sums of another order
 

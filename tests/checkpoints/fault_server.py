@@ -21,9 +21,9 @@ import traceback
 import numpy as np
 import training_runs
 
-from millrace.checkpoints.directory import CheckpointDirectory
-from millrace.checkpoints.stored import Snapshot
-from millrace.checkpoints.writer import CheckpointWriter
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.stored import Snapshot
+from millrace.base.checkpoints.writer import CheckpointWriter
 
 LONGEST = 120  # seconds of a child
 ALL = (1 << 9) - 1  # kinds of operations

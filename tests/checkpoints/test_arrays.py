@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from millrace.checkpoints.arrays import dtype_of, read_arrays, write_arrays
+from millrace.base.checkpoints.arrays import dtype_of, read_arrays, write_arrays
 
 NUMPY = ["bool", "int8", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
 JAX = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e3m4", "int4"]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from training_runs import fit
 
-from millrace.checkpoints.directory import CheckpointDirectory
-from millrace.checkpoints.manifest import DamagedError
-from millrace.checkpoints.stored import Snapshot
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.manifest import DamagedError
+from millrace.base.checkpoints.stored import Snapshot
 from millrace.errors import CheckpointError
 
 MOST_MEMORY = 1 << 31  # bytes that reading may take, far below what false shapes ask for

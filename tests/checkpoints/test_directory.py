@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from millrace.checkpoints import directory_lock as module
-from millrace.checkpoints.directory import CheckpointDirectory
-from millrace.checkpoints.manifest import DamagedError, Manifest
-from millrace.checkpoints.stored import Snapshot
+from millrace.base.checkpoints import directory_lock as module
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.manifest import DamagedError, Manifest
+from millrace.base.checkpoints.stored import Snapshot
 from millrace.errors import CheckpointError
 
 
@@ -228,7 +228,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
 def test_what_the_system_does_not_let_be_read_is_not_damaged(path, monkeypatch, number):
     before = names(path)
-    monkeypatch.setattr("millrace.checkpoints.stored.read_arrays", lambda *_: raising(number))
+    monkeypatch.setattr("millrace.base.checkpoints.stored.read_arrays", lambda *_: raising(number))
     with pytest.raises(CheckpointError, match=f"cannot be read: {os.strerror(number)}"):
         CheckpointDirectory(path).newest()
     assert names(path) == before

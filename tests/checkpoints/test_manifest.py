@@ -3,7 +3,7 @@ import zlib
 
 import pytest
 
-from millrace.checkpoints.manifest import DamagedError, Manifest, check_files, checksum
+from millrace.base.checkpoints.manifest import DamagedError, Manifest, check_files, checksum
 
 MANIFEST = Manifest(
     step=7,

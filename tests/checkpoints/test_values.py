@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from millrace.checkpoints.values import NotPlainError, decode, encode, host_copy
+from millrace.base.checkpoints.plain_values import NotPlainError, decode, encode, host_copy
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 import millrace
 from case_marks import slow
-from millrace.checkpoints.directory import CheckpointDirectory
-from millrace.checkpoints.stored import Snapshot
-from millrace.cli.main import main
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.stored import Snapshot
 from millrace.errors import CheckpointError
+from millrace.tools.cli.main import main
 
 X = np.random.default_rng(0).standard_normal((24, 5)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -112,7 +112,7 @@ def test_list_names_the_training_that_writes(tmp_path):
     write(tmp_path, 1)
     (tmp_path / "step-00000002.partial-4711").mkdir()
     program = (
-        "import sys; from millrace.checkpoints.directory import CheckpointDirectory\n"
+        "import sys; from millrace.base.checkpoints.directory import CheckpointDirectory\n"
         "with CheckpointDirectory(sys.argv[1]).locked(): print('locked', flush=True); input()"
     )
     other = subprocess.Popen(

@@ -4,11 +4,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.sequential import batch_serialized
-from millrace.schedules.text import grid, write
-from millrace.schedules.zb_v import zb_v
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.sequential import batch_serialized
+from millrace.run.schedules.text import grid, write
+from millrace.run.schedules.zb_v import zb_v
+from millrace.tools.cli.main import main
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
 
@@ -159,7 +159,7 @@ def test_wrong_flags_are_explained_by_click():
 
 @pytest.mark.slow
 def test_runs_as_a_program_and_prints_plain_ascii_into_a_pipe():
-    code = "import sys; from millrace.cli.main import main; sys.argv[0] = 'millrace'; main()"
+    code = "import sys; from millrace.tools.cli.main import main; sys.argv[0] = 'millrace'; main()"
     result = subprocess.run(
         [sys.executable, "-c", code, "simulate", *SIZE], capture_output=True, check=False
     )

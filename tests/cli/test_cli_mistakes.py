@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
+from millrace.tools.cli.main import main
 
 SIZES = "simulate --stages 4 --micro-batches 4"
 
@@ -155,7 +155,7 @@ def test_no_color_on_a_terminal(run):
 
 @pytest.mark.slow
 def test_a_pipe_that_is_closed_early_ends_quietly():
-    code = "import sys; from millrace.cli.main import main; sys.argv[0] = 'millrace'; main()"
+    code = "import sys; from millrace.tools.cli.main import main; sys.argv[0] = 'millrace'; main()"
     size = ["--stages", "8", "--micro-batches", "2000", "--text"]  # more than a pipe holds
     with subprocess.Popen(
         [sys.executable, "-c", code, "simulate", *size],

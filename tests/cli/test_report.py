@@ -11,16 +11,16 @@ import webbrowser
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
-from millrace.records.compilation import CompileRecord
-from millrace.records.directory import RunDirectory
-from millrace.records.loops import EpochRecord, LoopRecord, ProcessRecord
-from millrace.records.memory import LiveBuffer
-from millrace.records.operations import OperationGroup, ProgramOperations
-from millrace.records.program_memory import MemoryArea, ProgramMemory
-from millrace.records.trace import ExecutionTrace
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
+from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.directory import RunDirectory
+from millrace.base.records.loops import EpochRecord, LoopRecord, ProcessRecord
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.operations import OperationGroup, ProgramOperations
+from millrace.base.records.program_memory import MemoryArea, ProgramMemory
+from millrace.base.records.trace import ExecutionTrace
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.tools.cli.main import main
 
 GONE = 2**22 + 1  # above the highest number of a process
 
@@ -201,7 +201,7 @@ def test_a_pipe_that_is_closed_early_leaves_a_new_page(tmp_path, monkeypatch):
     def show(run):
         raise BrokenPipeError
 
-    monkeypatch.setattr("millrace.cli.report.show_summary", show)
+    monkeypatch.setattr("millrace.tools.cli.report.show_summary", show)
     CliRunner().invoke(main, ["report", str(tmp_path)])
     assert (tmp_path / "report.html").exists()
 

@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.memory_report import refusals
+from millrace.tools.memory_report import refusals
 
 pytestmark = pytest.mark.shipped_compiler
 

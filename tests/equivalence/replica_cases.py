@@ -23,8 +23,8 @@ import pipeline_cases as pipes
 import pytest
 from keras import layers, ops
 
-from millrace.compiling import executable
-from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
+from millrace.compilation.executables import executable
+from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 
 REPLICAS = 2  # where nothing else is said
 STEPS = 2  # of each replica in an update

@@ -9,7 +9,7 @@ from keras import layers
 
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.plan import Mode
+from millrace.programs.plan import Mode
 
 pytestmark = pytest.mark.shipped_compiler
 

@@ -11,12 +11,12 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiling import executable
+from millrace.base.options import TapRequest
+from millrace.base.records.tensors import STATISTICS
+from millrace.compilation.executables import executable
 from millrace.errors import TapError
-from millrace.fit.controller import controller_of
-from millrace.options import TapRequest
-from millrace.records.tensors import STATISTICS
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.fit.controller import controller_of
 
 EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 4  # of a micro-batch

@@ -11,10 +11,10 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.fit import functions
 from millrace.layers import RecomputationCheckpoint
-from millrace.plan import Recompute
-from millrace.recomputation import modes as recomputation
+from millrace.programs.plan import Recompute
+from millrace.programs.recomputation import modes as recomputation
+from millrace.run.fit import functions
 
 # A gradient that is zero by rounding only becomes a step of full size in Adam: biases in front of a
 # softmax or a normalization.

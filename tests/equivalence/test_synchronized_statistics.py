@@ -573,30 +573,6 @@ def test_a_train_step_of_ones_own_is_refused():
     refused(ModelError, "Override compute_loss()", make=Own)
 
 
-FLOAT64 = """
-import keras
-import test_synchronized_statistics as cases
-
-keras.config.set_floatx("float64")
-# Keras computes some layers in float32: BatchNormalization unless told otherwise here.
-from keras.src.layers.normalization import batch_normalization
-import types
-
-backend = batch_normalization.backend
-names = {name: getattr(backend, name) for name in dir(backend) if not name.startswith("__")}
-names["result_type"] = lambda *dtypes: "float64"
-batch_normalization.backend = types.SimpleNamespace(**names)
-for make in (cases.unet, cases.channels_first):
-    for rows in (24, 29):
-        x, y = cases.images(rows)
-        cases.assert_as_big_batch(
-            make, (x.astype("float64"), y), rtol=1e-12,
-            loss="sparse_categorical_crossentropy",
-        )
-        print(make.__name__, "agrees")
-"""
-
-
 @pytest.mark.slow
 def test_it_agrees_to_the_last_digits_of_float64():
-    run_in_float64(FLOAT64, 4)
+    run_in_float64("float64_statistics.py", 4)

@@ -7,10 +7,10 @@ from keras import layers
 
 import millrace
 from case_marks import slow
-from millrace.fit.controller import controller_of
-from millrace.options import TapRequest
-from millrace.records.tensors import STATISTICS
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.base.options import TapRequest
+from millrace.base.records.tensors import STATISTICS
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.fit.controller import controller_of
 
 EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 8

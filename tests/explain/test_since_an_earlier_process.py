@@ -8,10 +8,10 @@ import pytest
 from keras import layers
 
 import millrace
-import millrace.cache.use as cache
+import millrace.compilation.cache.use as cache
 from millrace._compat import jax_cache
-from millrace.compiling.sharing import sharing
-from millrace.explain.diagnose import history
+from millrace.compilation.executables.sharing import sharing
+from millrace.compilation.explain.diagnose import history
 
 pytestmark = pytest.mark.quick
 

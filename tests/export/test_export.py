@@ -16,12 +16,12 @@ from keras import layers, ops
 
 import millrace
 from case_marks import slow, with_marks
-from millrace.compiling.sharing import sharing
+from millrace.base.records.compilation import Origin
+from millrace.compilation.executables.sharing import sharing
+from millrace.compilation.explain.diagnose import history
+from millrace.compilation.export import file as export_file
+from millrace.compilation.export import read_ahead
 from millrace.errors import OptionError
-from millrace.explain.diagnose import history
-from millrace.export import file as export_file
-from millrace.export import read_ahead
-from millrace.records.compilation import Origin
 
 SCALE = 2.0
 RNG = np.random.default_rng(0)
@@ -553,8 +553,8 @@ def pipelined(tmp_path_factory):
 
 def test_a_pipeline_is_not_traced(pipelined, monkeypatch):
     directory, plain = pipelined
-    monkeypatch.setattr("millrace.pipelines.programs.stages.split_step", None)
-    monkeypatch.setattr("millrace.pipelines.programs.stages.make_passes", None)
+    monkeypatch.setattr("millrace.run.pipelines.programs.stages.split_step", None)
+    monkeypatch.setattr("millrace.run.pipelines.programs.stages.make_passes", None)
     loaded = pipeline(directory)
     assert origins(loaded[0]) == {Origin.LOADED}
     assert sum(record.trace_seconds for record in loaded[0].compile_log) == 0
@@ -591,35 +591,12 @@ def test_a_pipeline_without_what_is_known_of_its_stages(pipelined, tmp_path):
     assert same(result, plain)
 
 
-SCRIPT = """
-import json, sys
-import millrace
-import keras
-import numpy as np
-
-directory, loads, offset = sys.argv[1], sys.argv[2] == "load", float(sys.argv[3])
-
-class Shifted(keras.layers.Layer):
-    def call(self, x):
-        return x + offset
-
-keras.utils.set_random_seed(0)
-strategy = millrace.Strategy(devices=1)
-count = strategy.load_executables(directory) if loads else 0
-with strategy.scope():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, "tanh"), Shifted()])
-model.compile("adam", "mse", steps_per_execution=4)
-x = np.random.RandomState(0).rand(32, 8).astype("float32")
-losses = model.fit(x, x[:, :4], batch_size=8, epochs=2, verbose=0).history["loss"]
-if not loads:
-    count = strategy.export_executables(directory)
-print(json.dumps([losses, count, [r.origin.value for r in strategy.compile_log]]))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "export_script.py"
 
 
 def in_process(directory, what, offset=1.0, cache="off"):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(directory), what, str(offset)],
+        [sys.executable, str(SCRIPT), str(directory), what, str(offset)],
         env={**os.environ, "MILLRACE_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,

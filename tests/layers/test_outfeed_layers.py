@@ -5,8 +5,8 @@ import pytest
 import millrace
 from millrace.errors import OptionError, TapError
 from millrace.layers import MaybeOutfeed, Outfeed, outfeed_queues
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 ROWS, WIDTH, STEPS = 4, 6, 20
 

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.errors import DataError, DeviceError, OptionError, PlanError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat, while_loop
-from millrace.loops.replication import (
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.api.own_loops.replication import (
     cross_replica_mean,
     cross_replica_sum,
     in_replica,
@@ -19,7 +17,9 @@ from millrace.loops.replication import (
     replicas,
     replication_index,
 )
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.errors import DataError, DeviceError, OptionError, PlanError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 
 def numbers(count):

@@ -9,19 +9,19 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.errors import DataError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.gradients import value_and_grad
-from millrace.loops.repeat import repeat, while_loop
-from millrace.loops.replication import (
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.gradients import value_and_grad
+from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.api.own_loops.replication import (
     cross_replica_mean,
     cross_replica_sum,
     launching,
     replicas,
     replication_index,
 )
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.errors import DataError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SCRIPT = pathlib.Path(__file__).parent / "replica_script.py"
-START = "from millrace.cli.main import main; main()"
+START = "from millrace.tools.cli.main import main; main()"
 
 
 def launch(processes, devices, directory):

@@ -3,14 +3,14 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.gradients import value_and_grad
+from millrace.api.own_loops.repeat import repeat, while_loop
 from millrace.errors import LoopError, ModelError, TapError
-from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.layers import MaybeOutfeed, Outfeed
-from millrace.loops.function import compile as compile_function
-from millrace.loops.gradients import value_and_grad
-from millrace.loops.repeat import repeat, while_loop
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 layers, optimizers = keras.layers, keras.optimizers
 STEPS = 12

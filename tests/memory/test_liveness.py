@@ -7,8 +7,8 @@ import pytest
 from heap_oracle import compiled_with_peak
 from jax import lax
 
-from millrace.memory.liveness import memory_profile
-from millrace.memory.owners import layer_finder
+from millrace.run.memory.liveness import memory_profile
+from millrace.run.memory.owners import layer_finder
 
 pytestmark = pytest.mark.shipped_compiler
 

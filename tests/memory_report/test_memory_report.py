@@ -12,10 +12,10 @@ from rich.console import Console
 
 import millrace
 from millrace._compat.jax_executables import argument_bytes, requirement
-from millrace.compiled_loop.runner import ScanRunner
+from millrace.base.records.memory import bytes_text
 from millrace.errors import ModelError, OptionError, OutOfMemoryError, PlanError
-from millrace.pipelines.programs.executables import StageExecutables
-from millrace.records.memory import bytes_text
+from millrace.run.compiled_loop.runner import ScanRunner
+from millrace.run.pipelines.programs.executables import StageExecutables
 
 pytestmark = pytest.mark.shipped_compiler
 

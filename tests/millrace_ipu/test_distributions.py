@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = "import millrace.cli.main as cli; print(*sorted(cli.main.commands))"
+COMMANDS = "import millrace.tools.cli.main as cli; print(*sorted(cli.main.commands))"
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ PACKAGE = ROOT / "millrace-ipu" / "src" / "millrace_ipu"
 PUBLIC = ("callbacks", "distributed", "errors", "layers", "optimizers", "records")
 # A name that is added here is one more that a change of millrace can break.
 SEAM = [
-    "Accumulation", "Assignment", "CompileRecord", "CompiledFunction", "Controller",
-    "DataAdapter", "EntryLabels", "ExecutionSample", "ExecutionTrace", "Feed", "FeedSample",
-    "LaunchOptions", "Launched", "LoopRecord", "MemoryReport", "MetricReduction", "Mode",
+    "Accumulation", "Assignment", "CompileRecord", "CompiledFunction", "Controller", "DataAdapter",
+    "EntryLabels", "ExecutionSample", "ExecutionTrace", "Feed", "FeedSample", "LaunchOptions",
+    "Launched", "LoopRecord", "MemoryReport", "MetricReduction", "Mode",
     "NestedPipelineStageAssignment", "Notes", "Offload", "OnHost", "Options", "Origin", "Patch",
     "Phrases", "PipelineStageAssignment", "Pipelining", "ProgramListener", "ProgramMemory",
     "ProgramOperations", "Recomputation", "RecomputationMode", "RecordSinks", "RecordedRun",
@@ -79,7 +79,7 @@ def test_the_seam_has_these_names_and_each_is_used():
 
 
 def test_another_import_is_found():
-    assert not is_allowed("millrace.fit.controller", "Controller")
+    assert not is_allowed("millrace.run.fit.controller", "Controller")
     assert not is_allowed("millrace", "fit")
     assert not is_allowed("millrace.extend", "Infeed")
     assert is_allowed("millrace", "Strategy")

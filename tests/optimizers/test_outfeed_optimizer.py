@@ -8,8 +8,8 @@ import millrace
 from case_marks import slow
 from millrace.errors import ModelError, OptionError, TapError
 from millrace.optimizers import OutfeedOptimizer, OutfeedOptimizerMode
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 AFTER_COMPUTE, BEFORE_APPLY = OutfeedOptimizerMode.AFTER_COMPUTE, OutfeedOptimizerMode.BEFORE_APPLY
 ROWS, WIDTH, STEPS, RATE = 4, 6, 20, 0.1

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.repeat import repeat
+from millrace.api.own_loops.replication import in_replica
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.loops.repeat import repeat
-from millrace.loops.replication import in_replica
 from millrace_ipu.ipu.optimizers import MapGradientOptimizer
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 from millrace.errors import ModelError, OptionError, PlanError
-from millrace.pipelines.assignment.assignment import (
+from millrace.run.pipelines.assignment.assignment import (
     NestedPipelineStageAssignment,
     PipelineStageAssignment,
     check_unchanged,
@@ -16,7 +16,7 @@ from millrace.pipelines.assignment.assignment import (
     set_assignment,
     to_json,
 )
-from millrace.pipelines.assignment.marks import PipelineStage, stages_allowed
+from millrace.run.pipelines.assignment.marks import PipelineStage, stages_allowed
 
 pytestmark = pytest.mark.quick
 

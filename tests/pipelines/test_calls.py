@@ -8,8 +8,8 @@ from keras import layers, ops
 
 from case_marks import slow
 from millrace.errors import ModelError
-from millrace.pipelines.assignment.calls import find_calls, leaves, marked_calls
-from millrace.pipelines.assignment.marks import PipelineStage, stages_allowed
+from millrace.run.pipelines.assignment.layer_calls import find_calls, leaves, marked_calls
+from millrace.run.pipelines.assignment.marks import PipelineStage, stages_allowed
 
 pytestmark = pytest.mark.quick
 

@@ -7,7 +7,7 @@ import pytest
 
 from millrace._compat.patches import unpatched
 from millrace.errors import OptionError, PlanError
-from millrace.pipelines.assignment.marks import PipelineStage, current_stage, stages_allowed
+from millrace.run.pipelines.assignment.marks import PipelineStage, current_stage, stages_allowed
 
 pytestmark = pytest.mark.quick
 

@@ -7,7 +7,7 @@ import stages as small
 
 from case_marks import slow
 from millrace._compat.jaxpr import as_function
-from millrace.pipelines.programs.passes import make_passes
+from millrace.run.pipelines.programs.passes import make_passes
 
 pytestmark = pytest.mark.quick
 

@@ -7,13 +7,13 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiling import executable
+from millrace.compilation.executables import executable
 from millrace.errors import NonFiniteError, TaskError
-from millrace.pipelines.runtime import tasks as stage_tasks
-from millrace.pipelines.runtime.buffers import Buffers
-from millrace.pipelines.runtime.transfer import Copies
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
+from millrace.run.pipelines.runtime import tasks as stage_tasks
+from millrace.run.pipelines.runtime.buffers import Buffers
+from millrace.run.pipelines.runtime.transfer import Copies
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
 
 pytestmark = pytest.mark.quick
 
@@ -120,7 +120,7 @@ def test_nothing_is_left_in_flight_and_bytes_are_flat(strategy, monkeypatch):
             super().hold(*arguments)
             self.peak = max(self.peak, self.nbytes())
 
-    monkeypatch.setattr("millrace.pipelines.runtime.update_tasks.Buffers", Watched)
+    monkeypatch.setattr("millrace.run.pipelines.runtime.update_tasks.Buffers", Watched)
     for name in ("1f1b", "gpipe"):
         for steps in (4, 32):
             model = pipeline(strategy, steps=steps, pipeline_schedule=name)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import as_function, trace
-from millrace.pipelines.programs.split import Slot
-from millrace.pipelines.programs.split_update import split_update
+from millrace.run.pipelines.programs.split import Slot
+from millrace.run.pipelines.programs.split_update import split_update
 
 pytestmark = pytest.mark.quick
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from millrace.errors import PlanError, ProcessError
-from millrace.processes import agreement
-from millrace.processes.agreement import check_same
+from millrace.run.processes import agreement
+from millrace.run.processes.agreement import check_same
 
 
 class Store:
@@ -39,7 +39,7 @@ def processes(monkeypatch):
     """Runs a function as each of several processes, and returns what each raised."""
     store, local = Store(), threading.local()
 
-    monkeypatch.setattr(agreement, "SO_FAR", local)
+    monkeypatch.setattr(agreement, "EXCHANGES", local)
     monkeypatch.setattr(agreement.compat, "key_value_store", lambda: store)
     monkeypatch.setattr(agreement.compat, "process_index", lambda: local.index)
 

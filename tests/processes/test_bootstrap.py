@@ -6,7 +6,7 @@ import time
 import pytest
 
 from millrace.errors import ProcessError
-from millrace.processes.bootstrap import Rendezvous, meet
+from millrace.run.processes.bootstrap import Rendezvous, meet
 
 SECONDS = 30
 GARBAGE = {
@@ -53,7 +53,7 @@ def test_all_meet_and_get_the_seed_of_process_0():
 
 def test_on_all_interfaces_when_the_name_is_a_loopback_address_here_only(monkeypatch, caplog):
     address = free_address()
-    monkeypatch.setattr("millrace.processes.listening.names_loopback", lambda host: False)
+    monkeypatch.setattr("millrace.run.processes.listening.names_loopback", lambda host: False)
     with caplog.at_level(logging.INFO, "millrace"):
         results = outcomes(Rendezvous(address, 0, 2), Rendezvous(address, 1, 2))
     assert "listens on all interfaces of this machine: '127.0.0.1' is 127.0.0.1 here" in caplog.text
@@ -133,7 +133,7 @@ def test_a_process_of_another_run_is_told_so_and_the_run_waits_for_its_own(runs,
 
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_does_not_keep_the_others_from_meeting(name, monkeypatch):
-    monkeypatch.setattr("millrace.processes.bootstrap._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("millrace.run.processes.bootstrap._HELLO_SECONDS", 0.2)
     address = free_address()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(meet, Rendezvous(address, 0, 2), 7, SECONDS, 30)
@@ -164,7 +164,7 @@ def connect(address):
     ],
 )
 def test_a_stranger_in_the_place_of_process_0(answer, message, monkeypatch):
-    monkeypatch.setattr("millrace.processes.bootstrap._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("millrace.run.processes.bootstrap._PATIENCE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from millrace.processes.listening import listen, names_loopback
+from millrace.run.processes.listening import listen, names_loopback
 
 
 def test_on_the_given_address_only():

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from millrace.errors import ProcessError
-from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
+from millrace.run.processes.ray_workers import RayWorker, when_this_thread_ends
 
 
 class Context:

@@ -8,10 +8,10 @@ from jax import lax
 
 from case_marks import slow
 from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace
-from millrace.recomputation.costs import nbytes
-from millrace.recomputation.joint_graph import joint_graph
-from millrace.recomputation.kernels import kernels_of, work_of
-from millrace.recomputation.loops import (
+from millrace.programs.recomputation.costs import nbytes
+from millrace.programs.recomputation.joint_graph import joint_graph
+from millrace.programs.recomputation.kernels import kernels_of, work_of
+from millrace.programs.recomputation.scans import (
     FORMS,
     KEEP,
     ScanForm,

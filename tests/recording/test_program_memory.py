@@ -8,9 +8,9 @@ import pytest
 
 import millrace
 from case_marks import slow
-from millrace.recording import program_memory as recorded
-from millrace.records.program_memory import ROLES
-from millrace.records.run import load
+from millrace.base.records.program_memory import ROLES
+from millrace.base.records.run import load
+from millrace.tools.recording import program_memory as recorded
 
 LAYERS = keras.layers
 
@@ -130,8 +130,8 @@ def test_recording_changes_no_number(tmp_path):
 
 
 def test_a_long_program_keeps_its_peak(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.memory.program.MOST_POINTS", 20)
-    monkeypatch.setattr("millrace.memory.program.MOST_TENSORS", 5)
+    monkeypatch.setattr("millrace.run.memory.program.MOST_POINTS", 20)
+    monkeypatch.setattr("millrace.run.memory.program.MOST_TENSORS", 5)
     with strategy(tmp_path).scope():
         model = mlp()
     model.compile("adam", "mse")

@@ -12,8 +12,8 @@ import pytest
 import millrace
 from case_marks import slow
 from millrace.errors import ModelError, OptionError
-from millrace.recording import page
-from millrace.reports.page import write_page
+from millrace.tools.recording import page
+from millrace.tools.reports.page import write_page
 
 X = np.linspace(0, 1, 128, dtype="float32").reshape(32, 4)
 Y = X.sum(1, keepdims=True)
@@ -182,7 +182,7 @@ def test_functions_loops_and_batches(tmp_path):
         strategy.run(add, [1.0])
     with pytest.raises(TypeError):
         strategy.run(jax.jit(lambda x: x + "a"), [1.0])
-    for run in millrace.recording.run._runs.values():
+    for run in millrace.tools.recording.run._runs.values():
         if run.directory.path == tmp_path:
             run.end()  # as at exit
     run = millrace.records.load(tmp_path)
@@ -286,7 +286,7 @@ def test_a_page_that_cannot_be_written_is_said_once(tmp_path, caplog):
     (tmp_path / "report.html").mkdir()
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
     model.fit(X, Y, verbose=0)
-    for run in millrace.recording.run._runs.values():
+    for run in millrace.tools.recording.run._runs.values():
         run.end()
     assert [each for each in caplog.messages if str(tmp_path) in each] == [
         f"{tmp_path / 'report.html'} could not be written."
@@ -304,7 +304,7 @@ def test_the_page_is_written_after_an_epoch_if_it_is_time(tmp_path, monkeypatch,
 
     monkeypatch.setattr(page, "SECONDS", seconds)
     monkeypatch.setattr(page, "EPOCH_SHARE", 0)
-    monkeypatch.setattr(millrace.recording.run, "write_page", write)
+    monkeypatch.setattr(millrace.tools.recording.run, "write_page", write)
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
     model.fit(X, Y, epochs=4, verbose=0)
     assert written == pages
@@ -331,11 +331,11 @@ def test_a_variable_that_names_no_directory(tmp_path, monkeypatch):
 
 
 def test_short_loops_beyond_some_hundred_share_a_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(millrace.recording.pace, "MANY", 0)
+    monkeypatch.setattr(millrace.tools.recording.pace, "MANY", 0)
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
     for _ in range(6):
         model.predict(X, verbose=0)
-    for run in millrace.recording.run._runs.values():
+    for run in millrace.tools.recording.run._runs.values():
         run.end()
     run = millrace.records.load(tmp_path)
     assert sorted(loop.executions for loop in run.loops) == [1, 5]

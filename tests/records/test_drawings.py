@@ -2,10 +2,10 @@
 
 import pytest
 
-from millrace.records.memory import LiveBuffer
-from millrace.records.program_memory import MemoryArea, ProgramMemory, ProgramSegment
-from millrace.records.timeline import Span, Timeline
-from millrace.records.trace import ActivitySpan, ExecutionTrace
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.program_memory import MemoryArea, ProgramMemory, ProgramSegment
+from millrace.base.records.timeline import Span, Timeline
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 
 HOSTILE = "\x1b[2J<script>"
 SPANS = (

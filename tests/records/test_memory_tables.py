@@ -2,8 +2,13 @@
 
 import pytest
 
-from millrace.records.memory import LiveBuffer, by_layer
-from millrace.records.memory_report import DeviceMemory, MemoryChange, MemoryReport, StageMemory
+from millrace.base.records.memory import LiveBuffer, by_layer
+from millrace.base.records.memory_report import (
+    DeviceMemory,
+    MemoryChange,
+    MemoryReport,
+    StageMemory,
+)
 
 pytestmark = pytest.mark.quick
 

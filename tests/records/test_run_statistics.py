@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.records.run import RunRecords
-from millrace.records.statistics import FeedStatistics, PipelineStatistics, RunStatistics
+from millrace.base.records.run import RunRecords
+from millrace.base.records.statistics import FeedStatistics, PipelineStatistics, RunStatistics
 
 pytestmark = pytest.mark.quick
 

@@ -1,6 +1,6 @@
 import pytest
 
-from millrace.records.timeline import Span, Timeline
+from millrace.base.records.timeline import Span, Timeline
 
 pytestmark = pytest.mark.quick
 

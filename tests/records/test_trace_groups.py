@@ -2,9 +2,9 @@
 
 import pytest
 
-from millrace.records.timeline import Span
-from millrace.records.trace import ExecutionTrace
-from millrace.records.trace_groups import update_traces
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ExecutionTrace
+from millrace.base.records.trace_groups import update_traces
 
 pytestmark = pytest.mark.quick
 

@@ -6,17 +6,17 @@ import math
 
 import pytest
 
-from millrace.records.codec import decode, encode
-from millrace.records.compilation import CompileRecord
-from millrace.records.directory import KINDS, RunDirectory
-from millrace.records.flight import FlightNote
-from millrace.records.loops import EpochRecord
-from millrace.records.memory_report import DeviceMemory, MemoryReport
-from millrace.records.program_memory import MemoryArea, ProgramMemory
-from millrace.records.run import last_loop, load
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
-from millrace.records.validity import check_record
+from millrace.base.records.codec import decode, encode
+from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.directory import KINDS, RunDirectory
+from millrace.base.records.flight import FlightNote
+from millrace.base.records.loops import EpochRecord
+from millrace.base.records.memory_report import DeviceMemory, MemoryReport
+from millrace.base.records.program_memory import MemoryArea, ProgramMemory
+from millrace.base.records.run import last_loop, load
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.base.records.validity import check_record
 
 pytestmark = pytest.mark.quick
 

@@ -4,23 +4,23 @@ import pathlib
 
 import pytest
 
-from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.loops import (
+from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.loops import (
     EpochRecord,
     ExecutionSample,
     FeedSample,
     LoopRecord,
     ProcessRecord,
 )
-from millrace.records.operations import OperationGroup, ProgramOperations
-from millrace.records.run import RunRecords
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
-from millrace.reports.limits import limits
-from millrace.reports.loop_parts import PARTS
-from millrace.reports.trace_shares import trace_shares
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import make_schedule
+from millrace.base.records.operations import OperationGroup, ProgramOperations
+from millrace.base.records.run import RunRecords
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.limits import limits
+from millrace.tools.reports.loop_parts import PARTS
+from millrace.tools.reports.trace_shares import trace_shares
 
 
 def run(**records):

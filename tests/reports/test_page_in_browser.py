@@ -11,11 +11,11 @@ import pytest
 from page_browser import CHROMIUM, DRIVER, PageBrowser
 from synthetic import synthetic_run
 
-from millrace.records.loops import ExecutionSample, LoopRecord, ProcessRecord
-from millrace.records.run import RunRecords
-from millrace.reports import assets, page
-from millrace.reports.bubble import idle_slots
-from millrace.reports.page import write_page
+from millrace.base.records.loops import ExecutionSample, LoopRecord, ProcessRecord
+from millrace.base.records.run import RunRecords
+from millrace.tools.reports import assets, page
+from millrace.tools.reports.bubble import idle_slots
+from millrace.tools.reports.page import write_page
 
 pytest.importorskip("selenium")
 pytestmark = [

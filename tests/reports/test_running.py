@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from millrace.records.loops import LoopRecord, ProcessRecord
-from millrace.records.run import RunRecords
-from millrace.reports.running import outcome_of, run_outcome, run_state
+from millrace.base.records.loops import LoopRecord, ProcessRecord
+from millrace.base.records.run import RunRecords
+from millrace.tools.reports.running import outcome_of, run_outcome, run_state
 
 
 def process(**fields):
@@ -68,7 +68,7 @@ FINISHED = {"ended": 300.0, "outcome": "finished"}
     ],
 )
 def test_how_a_loop_and_its_run_ended(processes, last, of_loop, of_run, monkeypatch):
-    monkeypatch.setattr("millrace.reports.running._SLACK", math.inf)  # this process is young
+    monkeypatch.setattr("millrace.tools.reports.running._SLACK", math.inf)  # this process is young
     loop = LoopRecord(number=0, model="mlp", mode="train", began=200.0, **last)
     run = of(*(process(**{"began": 100.0, **each}) for each in processes))
     run = dataclasses.replace(run, loops=(loop,))

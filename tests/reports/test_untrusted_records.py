@@ -9,20 +9,20 @@ import pytest
 from synthetic import synthetic_run
 
 from damage import both, damaged_bytes, damaged_json, examine, quiet
-from millrace.cli.compile_log_table import show_compile_log
-from millrace.cli.report_summary import show_summary
-from millrace.errors import DataError
-from millrace.records.directory import KINDS, RunDirectory
-from millrace.records.memory import LiveBuffer
-from millrace.records.memory_report import (
+from millrace.base.records.directory import KINDS, RunDirectory
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.memory_report import (
     DeviceMemory,
     MemoryChange,
     MemoryReport,
     StageMemory,
 )
-from millrace.records.run import last_loop, load, read_compile_log
-from millrace.reports.page import page
-from millrace.reports.perfetto import write_perfetto
+from millrace.base.records.run import last_loop, load, read_compile_log
+from millrace.errors import DataError
+from millrace.tools.cli.compile_log_table import show_compile_log
+from millrace.tools.cli.report_summary import show_summary
+from millrace.tools.reports.page import page
+from millrace.tools.reports.perfetto import write_perfetto
 
 pytestmark = both
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import millrace
-from millrace.loops.replication import cross_replica_mean, replication_index
+from millrace.api.own_loops.replication import cross_replica_mean, replication_index
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 

@@ -173,44 +173,18 @@ def test_every_some_seconds(tmp_path):
 
 # Real signals, in processes of their own
 
-SCRIPT = """
-import os, signal, sys
-sys.path.insert(0, {folder!r})
-import breaks as lost
 
-kind, number = {kind!r}, {number!r}
-arguments = dict(validation_data=(lost.X_VAL, lost.Y_VAL), validation_batch_size=2)
-build = lambda: lost.make(executed={executed!r})
-seen = [0]
-
-class Signal(lost.keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        self.count("train")
-    def on_test_batch_end(self, batch, logs=None):
-        self.count("test")
-    def count(self, where):
-        if where == {where!r}:
-            seen[0] += 1
-            if kind and seen[0] == number:
-                os.kill(os.getpid(), getattr(signal, kind))
-
-callbacks = lambda: [Signal()]
-run = lost.train({directory!r}, build=build, callbacks=callbacks, every_steps={every_steps!r},
-                 **arguments)
-if run.history is not None and len(run.epochs) == lost.EPOCHS:
-    print("digest", lost.digest(run), *(run.begun[0] if run.begun else ()))
-"""
-
-
-def start(directory, kind=None, number=0, where="train", executed=1, every_steps=SAVED):
+def start(directory=None, *signal_at, executed=1, every_steps=SAVED):
     """Returns the end of a process that trains, and what it printed."""
-    script = SCRIPT.format(
-        folder=str(HERE.parent), directory=directory and str(directory), kind=kind, number=number,
-        where=where, executed=executed, every_steps=every_steps,
-    )  # fmt: skip
+    script = HERE.parent / "signalled_fit.py"
+    arguments = [executed, every_steps, *([directory] if directory else []), *signal_at]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=180, env=environment
+        [sys.executable, *map(str, [script, *arguments])],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=environment,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -222,7 +196,7 @@ def digests():
 
     def of(executed):
         if executed not in known:
-            code, output, errors = start(None, executed=executed)
+            code, output, errors = start(executed=executed)
             assert code == 0, errors
             known[executed] = output.split()[1]
         return known[executed]
@@ -244,7 +218,7 @@ def digests():
 def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
     """No checkpoint, as the signal came in validation, or in a handler's middle."""
     code, output, errors = start(
-        tmp_path, "SIGTERM", number, where=where, executed=executed, every_steps=1000
+        tmp_path, "SIGTERM", number, where, executed=executed, every_steps=1000
     )
     assert "digest" not in output, "the signal was ignored"
     assert saved_in(tmp_path), errors
@@ -259,7 +233,7 @@ def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
 @pytest.mark.parametrize("number", [exhaustive(3), 6, 11, exhaustive(12)])
 def test_sigkill_at_any_step(tmp_path, digests, number):
     """Killed while an asynchronous save is written."""
-    code, output, _ = start(tmp_path, "SIGKILL", number, every_steps=1)
+    code, output, _ = start(tmp_path, "SIGKILL", number, "train", every_steps=1)
     assert code == -signal.SIGKILL
     assert "digest" not in output
     code, output, errors = start(tmp_path, every_steps=1)

@@ -8,8 +8,8 @@ from loops_to_resume import QUICK, SLOW, batches, small, trained
 
 import millrace
 from case_marks import with_marks
+from millrace.api.own_loop_checkpoints.parts import NamedParts
 from millrace.errors import CheckpointError, OptionError
-from millrace.loop_checkpoints.parts import NamedParts
 from millrace_ipu import tensorflow as tf
 from millrace_ipu.ipu.config import reset_system
 from millrace_ipu.tensorflow.compat import v1
@@ -273,7 +273,7 @@ def test_a_generator_that_has_been_used_is_refused(tmp_path):
 
 
 def test_data_that_takes_long_to_be_read_again_is_announced(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("millrace.feeds.source_position._SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("millrace.programs.feeds.source_position._SLOW_SECONDS", 0.0)
     parts, _ = made(**{"in": millrace.InfeedQueue(lambda: iter([np.float32(1)] * 9))})
     weight = keras.Variable(0.0)
     millrace.repeat(3, lambda x: (weight.assign_add(x), None)[1], infeed=parts["in"])

@@ -12,7 +12,7 @@ from passes import BATCH, ROWS, assert_goes_on, assert_same, compiled, copied_up
 from case_marks import exhaustive, with_marks
 from millrace._compat import keras_positions
 from millrace.errors import CheckpointError, DataError
-from millrace.feeds import source_position
+from millrace.programs.feeds import source_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
 X, Y = rows()

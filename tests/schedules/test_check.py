@@ -4,9 +4,9 @@ import random
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.check import check
-from millrace.schedules.task import Pass, Task
-from millrace.schedules.text import parse, write
+from millrace.run.schedules.check import check
+from millrace.run.schedules.task import Pass, Task
+from millrace.run.schedules.text import parse, write
 
 pytestmark = pytest.mark.quick
 

@@ -2,12 +2,12 @@ import pytest
 
 from case_marks import slow
 from millrace.errors import ScheduleError
-from millrace.schedules import looped as module
-from millrace.schedules.check import check
-from millrace.schedules.looped import looped
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.text import grid, write
+from millrace.run.schedules import looped as module
+from millrace.run.schedules.check import check
+from millrace.run.schedules.looped import looped
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.text import grid, write
 
 SIZES = [(p, v) for p in range(1, 9) for v in range(1, 5)]
 

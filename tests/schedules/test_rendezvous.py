@@ -4,12 +4,12 @@ import random
 import pytest
 
 from case_marks import slow
+from millrace.base.options.default_devices import is_v_shaped, v_devices
 from millrace.errors import ScheduleError
-from millrace.options.default_devices import is_v_shaped, v_devices
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
-from millrace.schedules.table import SCHEDULES, make_schedule
-from millrace.schedules.task import Pass
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
+from millrace.run.schedules.table import SCHEDULES, make_schedule
+from millrace.run.schedules.task import Pass
 
 TWO = ((0,), (1,))
 

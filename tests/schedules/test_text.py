@@ -1,14 +1,14 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import text as module
-from millrace.schedules.gpipe import gpipe
-from millrace.schedules.looped import looped
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.task import Pass, Task
-from millrace.schedules.text import grid, parse, write
-from millrace.schedules.zero_bubble import zero_bubble
+from millrace.run.schedules import text as module
+from millrace.run.schedules.gpipe import gpipe
+from millrace.run.schedules.looped import looped
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.task import Pass, Task
+from millrace.run.schedules.text import grid, parse, write
+from millrace.run.schedules.zero_bubble import zero_bubble
 
 pytestmark = pytest.mark.quick
 

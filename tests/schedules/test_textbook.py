@@ -3,11 +3,11 @@ import itertools
 import pytest
 
 from case_marks import slow
-from millrace.options.default_devices import V_SHAPED, default_devices, is_v_shaped
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import SCHEDULES, make_schedule
-from millrace.schedules.task import Pass
-from millrace.schedules.textbook import textbook_bubble
+from millrace.base.options.default_devices import V_SHAPED, default_devices, is_v_shaped
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import SCHEDULES, make_schedule
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.textbook import textbook_bubble
 
 
 def sizes():

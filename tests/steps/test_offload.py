@@ -12,15 +12,15 @@ from keras import layers
 
 import millrace
 from millrace._compat import jax_memory as jax_spaces
-from millrace.compiled_loop.programs import ProgramBuilder
-from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
-from millrace.pipelines.runtime.activation_offload import ActivationOffload
-from millrace.plan import BatchSpec, LoopForm, Mode, Plan
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.sequential import sequential
-from millrace.steps import offload
-from millrace.steps.state import State, Values
-from millrace.strategy.attach import detach
+from millrace.api.strategy.attach import detach
+from millrace.base.options import NO_OFFLOAD, Accumulation, Offload, Replication
+from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
+from millrace.programs.steps import offload
+from millrace.programs.steps.state import State, Values
+from millrace.run.compiled_loop.programs import ProgramBuilder
+from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.sequential import sequential
 
 ROWS, BATCH = 44, 4
 STATE = "offload_weight_update_variables"
@@ -339,7 +339,7 @@ def test_a_gpu_is_told_to_move_within_the_loop(steps):
         accumulation=Accumulation(steps=steps),
         step_logs=False,
         records=0,
-        group=millrace.devices.DeviceGroup(tuple(jax.devices()[:1])),
+        group=millrace.base.devices.DeviceGroup(tuple(jax.devices()[:1])),
         replication=Replication(),
         offload=Offload(optimizer_state=True),
     )
@@ -362,7 +362,7 @@ def plan_of(model_devices, **chosen):
         accumulation=Accumulation(steps=2),
         step_logs=False,
         records=0,
-        group=millrace.devices.DeviceGroup(tuple(jax.devices()[:model_devices])),
+        group=millrace.base.devices.DeviceGroup(tuple(jax.devices()[:model_devices])),
         replication=Replication(),
         offload=Offload(**chosen) if chosen else NO_OFFLOAD,
     )

@@ -11,44 +11,17 @@ import pytest
 
 import millrace
 from case_marks import exhaustive
-from millrace.cache import files as cache_files
-from millrace.cache.entry import unpack
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache.entry import unpack
 from millrace.errors import OptionError
 
-SCRIPT = """
-import json, logging, sys, warnings
-import jax
-import millrace
-import keras
-import numpy as np
-
-events, lines = [], []
-handler = logging.Handler(logging.WARNING)
-handler.emit = lambda record: lines.append(record.getMessage())
-logging.getLogger("millrace").addHandler(handler)
-jax.monitoring.register_event_listener(lambda event, **_: events.append(event.split("/")[-1]))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    strategy = millrace.Strategy(devices=1, **json.loads(sys.argv[1]))
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-    model.compile("adam", "mse", steps_per_execution=4)
-    x = np.random.rand(32, 8).astype("float32")
-    losses = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0).history["loss"]
-print(json.dumps({
-    "losses": losses,
-    "hits": events.count("cache_hits"),
-    "written": events.count("cache_misses"),
-    "warnings": lines + [str(w.message) for w in caught if "compilation cache" in str(w.message)],
-}))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "cached_fit.py"
 
 
 def start(environment, options):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps(options)],
+        [sys.executable, str(SCRIPT), json.dumps(options)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,8 +8,8 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.base.options import Recomputation, RecomputationMode
 from millrace.layers import RecomputationCheckpoint
-from millrace.options import Recomputation, RecomputationMode
 
 X = np.ones((16, 4), "float32")
 

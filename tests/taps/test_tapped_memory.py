@@ -1,6 +1,7 @@
 """The bytes of tapped values: those that wait to be read, and little more."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -13,10 +14,10 @@ import pytest
 import millrace
 from case_marks import slow
 from millrace.optimizers import OutfeedOptimizer
-from millrace.taps import delivery, entries
-from millrace.taps.delivery import Delivery
-from millrace.taps.entries import MAX_BYTES, Taps
-from millrace.taps.taps import Tapped
+from millrace.programs.taps import delivery, entries
+from millrace.programs.taps.delivery import Delivery
+from millrace.programs.taps.entries import MAX_BYTES, Taps
+from millrace.programs.taps.taps import Tapped
 
 ROWS, WIDTH, UNITS = 4, 32, 256
 GRADIENT = (WIDTH * UNITS + UNITS) * 4  # bytes of the gradients of one update
@@ -169,32 +170,11 @@ def test_results_wait_by_their_bytes(size, waiting, monkeypatch):
     assert queue.number == many
 
 
-PROCESS = """
-import sys
-import keras, numpy as np, millrace
-kind, steps, read = sys.argv[1], int(sys.argv[2]), []
-model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(128, "relu"),
-                          keras.layers.Dense(10)])
-millrace.Strategy(devices=1).attach(model)
-optimizer = keras.optimizers.SGD(0.01)
-if kind == "queue":
-    queue = millrace.MaybeOutfeedQueue()
-    optimizer = millrace.optimizers.OutfeedOptimizer(optimizer, queue, model=model)
-class Read(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        read.append(sum(value.nbytes for value in queue.dequeue().values()))
-model.compile(optimizer, "mse", steps_per_execution=steps)
-x, y = np.ones((steps * 32, 784), "float32"), np.ones((steps * 32, 10), "float32")
-model.fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=[Read()] * (kind == "queue"))
-status = open("/proc/self/status").read()
-print(int(status.split("VmHWM:")[1].split()[0]) * 1024, max(read, default=0))
-"""
-
-
 def peak_and_bytes(kind, steps):
+    script = pathlib.Path(__file__).parent / "peak_script.py"
     environment = {**os.environ, "MILLRACE_CACHE_DIR": "off"}
     done = subprocess.run(
-        [sys.executable, "-c", PROCESS, kind, str(steps)],
+        [sys.executable, str(script), kind, str(steps)],
         capture_output=True,
         text=True,
         timeout=300,

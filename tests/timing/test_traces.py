@@ -14,9 +14,9 @@ from keras import layers
 import millrace
 from case_marks import slow
 from millrace.errors import TaskError
-from millrace.pipelines.runtime.tasks import StageTasks
-from millrace.schedules.table import make_schedule
-from millrace.timing.tracer import Tracer
+from millrace.run.pipelines.runtime.tasks import StageTasks
+from millrace.run.schedules.table import make_schedule
+from millrace.run.timing.tracer import Tracer
 from own_threads import own_threads
 
 ROWS, STEPS = 4, 4  # of a micro-batch, of an update
@@ -240,7 +240,7 @@ def test_a_full_disk_ends_traces_and_not_the_training(tmp_path, monkeypatch, cap
 @pytest.mark.slow
 def test_traces_that_cannot_be_made_are_dropped(tmp_path, monkeypatch):
     """Recording must not end a training: whatever goes wrong in its threads stays there."""
-    monkeypatch.setattr("millrace.timing.measurement._time", lambda *_: 1 / 0)
+    monkeypatch.setattr("millrace.run.timing.measurement._time", lambda *_: 1 / 0)
     fit(pipeline(tmp_path), 4)
     assert traces(tmp_path) == []
     assert own_threads() == []
@@ -248,7 +248,7 @@ def test_traces_that_cannot_be_made_are_dropped(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_has_a_bounded_number_of_spans(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.timing.tracer.MOST_SPANS", 0)
+    monkeypatch.setattr("millrace.run.timing.tracer.MOST_SPANS", 0)
     model = pipeline(tmp_path)
     model._millrace.totals.trace_budget.__init__(2 * STEPS * 3 * 2 + 1)
     fit(model, 20)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
-from millrace.compiling import executable
+from millrace.compilation.executables import executable
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 

@@ -6,9 +6,9 @@ from functional_net import RATE, Net, assert_weights, run
 from keras import ops
 from ticks_of_pipelines import schedule_table
 
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import make_schedule
-from millrace.schedules.task import Pass
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.task import Pass
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ops.pipelining_ops import (
     OptimizerFunctionOutput,

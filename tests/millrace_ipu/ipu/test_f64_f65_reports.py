@@ -12,10 +12,10 @@ import pytest
 from examples_of_ipu import load
 
 import millrace
-from millrace.cache.use import use_cache
-from millrace.compiling.sharing import sharing
+from millrace.base.threads.scoped_value import Notes
+from millrace.compilation.cache.use import use_cache
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import OptionError
-from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
 from millrace_ipu.ipu import no_effect, program_reports
 from millrace_ipu.ipu.engine_options import AutoReport, auto_report, current_report, use_report

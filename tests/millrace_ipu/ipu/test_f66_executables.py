@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.cache.use import use_cache
+from millrace.base.threads.scoped_value import Notes
+from millrace.compilation.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
-from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
 from millrace_ipu.ipu import environment, no_effect
 

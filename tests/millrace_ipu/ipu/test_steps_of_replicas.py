@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from linear_models import linear, rows, two_stages
 
+from millrace.base.options import Accumulation
 from millrace.errors import DataError, OptionError, PlanError
-from millrace.options import Accumulation
-from millrace.plan import Mode
+from millrace.programs.plan import Mode
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 from millrace_ipu.ipu.keras.extensions.execution_steps import steps_of_epoch, steps_of_execution
 from millrace_ipu.ipu.keras.extensions.settings import Settings

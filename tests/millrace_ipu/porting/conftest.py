@@ -62,7 +62,7 @@ def process(tmp_path):
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(content))
         script = tmp_path / "program.py"
         script.write_text(textwrap.dedent(text))
-        start = "from millrace.cli.main import main; main()"
+        start = "from millrace.tools.cli.main import main; main()"
         return subprocess.run(
             [sys.executable, "-c", start, *command.split(), str(script), *arguments],
             capture_output=True,

@@ -3,7 +3,7 @@
 import pytest
 from idioms import idiom
 
-from millrace.compiling.sharing import sharing
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import OptionError, PlanError
 from millrace_ipu.ipu.no_effect import notes
 from millrace_ipu.ipu.release import release

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from idioms import idiom
 
-from millrace.cli.main import main
 from millrace.errors import PlanError
+from millrace.tools.cli.main import main
 from millrace_ipu.cli.porting import _RELEASE
 from millrace_ipu.ipu.release import VARIABLE
 

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 from idioms import idiom
 
-from millrace.cache.use import use_cache
+from millrace.compilation.cache.use import use_cache
 
 # As a document about recompilation has it: variables after the imports.
 PROGRAM = """

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
-from millrace.cli.main import main
+from millrace.tools.cli.main import main
 from millrace_ipu.porting.findings.own_modules import PortedProgram
 from millrace_ipu.porting.findings.port import port, port_program
 from millrace_ipu.porting.replacements import (

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from millrace.cli.main import main
+from millrace.tools.cli.main import main
 from millrace_ipu.porting.findings.own_modules import PortedProgram
 from millrace_ipu.porting.findings.rewrite import RewriteError, rewrite, write
 from millrace_ipu.porting.findings.show import show_rewritten

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
-from millrace.cli.main import main
+from millrace.tools.cli.main import main
 from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.running.serve import serving
 from millrace_ipu.tensorflow.dispatch import real_name, real_tensorflow
@@ -89,7 +89,7 @@ def script(tmp_path):
 
 
 def run(*words, path=None):
-    start = "from millrace.cli.main import main; main()"
+    start = "from millrace.tools.cli.main import main; main()"
     command = [sys.executable, "-c", start, "run", *map(str, words)]
     paths = [str(path), os.path.dirname(millrace.__path__[0])]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}  # of keras 3.13

@@ -51,8 +51,8 @@ def begin_pre_compile() -> None:
         )
     end_pre_compile()
     register_listener(_listener)
-    _until.callback(_end)
-    _listener.is_on = True
+    _listener.is_registered = True
+    _until.callback(_unregister)
 
 
 def end_pre_compile() -> None:
@@ -62,7 +62,7 @@ def end_pre_compile() -> None:
 
 def pre_compiles() -> bool:
     """Whether programs are compiled and not run."""
-    return _listener.is_on
+    return _listener.is_registered
 
 
 def functions_compiled_only() -> contextlib.AbstractContextManager[Any]:
@@ -106,16 +106,16 @@ def compiled(loop: Callable[..., object], model: keras.Model, *args: object, **k
 
 
 class _Listener(ProgramListener):
-    is_on = False
+    is_registered = False
 
     def saved(self, labels: EntryLabels, path: pathlib.Path) -> None:
         if labels.program:  # Keras's own programs have no label
             print(f"PRE_COMPILE: {labels.program} is saved in {path}", file=sys.stderr)
 
 
-def _end() -> None:
-    unregister_listener(_listener)
-    _listener.is_on = False
-
-
 _listener = _Listener()
+
+
+def _unregister() -> None:
+    unregister_listener(_listener)
+    _listener.is_registered = False
