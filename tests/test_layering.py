@@ -17,7 +17,7 @@ STOREYS = (
     {"tools"},
     {"api"},
     {"callbacks", "distributed", "extend", "layers", "optimizers", "records"},  # the public modules
-    {"__init__"},
+    {"__init__", "__main__"},
 )
 STOREY = {name: storey for storey, names in enumerate(STOREYS) for name in names}
 WITHOUT_JAX = {

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pathlib
+import re
 
 import millrace.extend
 
@@ -76,6 +77,13 @@ def test_the_seam_has_these_names_and_each_is_used():
     assert sorted(millrace.extend.__all__) == sorted(SEAM)
     used = {name for _, _, module, name in imports(PACKAGE) if module == "millrace.extend"}
     assert sorted(used) == sorted(SEAM)
+
+
+def test_texts_name_nothing_else():
+    """Code in strings, and docstrings."""
+    names = {*dir(millrace), "extend", "phases"}  # a logger is called `millrace.phases`
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assert set(re.findall(r"\bmillrace\.(\w+)", path.read_text())) <= names, path
 
 
 def test_another_import_is_found():
