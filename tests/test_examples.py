@@ -63,9 +63,3 @@ def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path,
 def test_every_example_is_named_in_the_docs():
     text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     assert [path.name for path in CASES if path.name not in text] == []
-
-
-def test_the_changelog_is_made_of_its_parts():
-    subprocess.run(
-        [sys.executable, str(ROOT / "changelog.d" / "assemble.py"), "--check"], check=True
-    )

@@ -26,9 +26,11 @@ def test_pipelines_agree_to_the_last_digits_of_float64():
 
 
 def run(name, agreements):
+    # The modules of cases import those of `tests`, as pytest lets them.
+    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     result = subprocess.run(
         [sys.executable, str(HERE / name)],
-        env={**os.environ, "JAX_ENABLE_X64": "1"},
+        env={**os.environ, "JAX_ENABLE_X64": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -376,7 +376,7 @@ MUTANTS = (
     Mutant("cache", "if total <= limit * _KEPT:", "if total <= limit * _KEPT / 2:"),
     Mutant(
         "cache",
-        "(not older_than or file.used < before) and remove(file.path)",
+        "if file.used < before:\n                remove(file.path)",
         "remove(file.path)",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""What the host and its threads did lately, beside the devices.
+"""Recent activities of the host and its threads, beside those of the devices.
 
 infeed    [block][block]      [block]
 host      [dispatch][wait for data][dispatch]

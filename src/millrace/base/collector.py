@@ -1,4 +1,4 @@
-"""Python's collector of garbage, held back while many objects are made that all stay.
+"""Python's garbage collector, held back while many objects are made that all stay.
 
 An import or a trace makes hundreds of thousands of objects, nearly none of them garbage, and the
 collector visits all of them again and again: a quarter of the time from the start of a process to

@@ -19,39 +19,7 @@ from millrace_ipu.ipu import environment, no_effect
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
 
-# A model and a function; the lines of the warm part stand between two markers.
-SCRIPT = """
-import json, sys
-from millrace_ipu import ipu
-import keras, millrace
-import numpy as np
-
-config = ipu.config.IPUConfig()
-config.auto_select_ipus = 1
-if "PRE_COMPILE" in sys.argv:
-    config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
-config.configure_ipu_system()
-strategy = ipu.ipu_strategy.IPUStrategy()
-
-@millrace.compile
-def double(x):
-    return 2 * x
-
-keras.utils.set_random_seed(0)
-x = np.ones((8, 4), np.float32)
-with strategy.scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=2)
-    run = lambda: (
-        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0).history["loss"],
-        np.asarray(strategy.run(double, [x])).sum().item(),
-    )
-    result = run()
-    print("WARM", file=sys.stderr, flush=True)
-    run()
-print(json.dumps({"result": result, "origins": [r.origin.value for r in strategy.compile_log
-                                                 if r.is_executable]}))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "executables_script.py"
 
 
 class Run:
@@ -69,9 +37,7 @@ def start(directory, *arguments):
     environ["TF_POPLAR_FLAGS"] = f"--executable_cache_path={directory / 'made' / 'cache'}"
     environ["POPLAR_LOG_LEVEL"] = "INFO"
     directory.mkdir(exist_ok=True)
-    script = directory / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), *arguments]
+    command = [sys.executable, str(SCRIPT), *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
 

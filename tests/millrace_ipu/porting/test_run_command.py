@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
+import millrace_ipu
 from millrace.tools.cli.main import main
 from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.running.serve import serving
@@ -88,13 +89,12 @@ def script(tmp_path):
     return path
 
 
-def run(*words, path=None):
+def run(*words, path=""):
     start = "from millrace.tools.cli.main import main; main()"
     command = [sys.executable, "-c", start, "run", *map(str, words)]
-    paths = [str(path), os.path.dirname(millrace.__path__[0])]
+    paths = [str(path), *(os.path.dirname(p.__path__[0]) for p in (millrace, millrace_ipu))]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}  # of keras 3.13
-    if path:
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -131,7 +131,12 @@ def test_what_python_runs_besides_source_runs(tmp_path, kind):
 
 
 def test_the_flags():
-    assert [p.opts[0] for p in main.commands["run"].params] == ["--release", "script", "arguments"]
+    assert [p.opts[0] for p in main.commands["run"].params] == [
+        "--release",
+        "--devices",
+        "script",
+        "arguments",
+    ]
     result = CliRunner().invoke(main, ["run", "missing.py"])
     assert result.exit_code == 2
     assert "missing.py" in result.output

@@ -1,4 +1,4 @@
-"""The callback that saves a training, and lets the same script go on where it was."""
+"""The callback that saves a training, from which the same script continues."""
 
 import os
 from collections.abc import Mapping

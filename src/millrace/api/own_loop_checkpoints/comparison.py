@@ -1,4 +1,4 @@
-"""The objects of a loop that is to go on, compared with those that were saved."""
+"""The objects of a loop that continues, compared with those that were saved."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

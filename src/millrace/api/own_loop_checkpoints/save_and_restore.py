@@ -1,4 +1,4 @@
-"""`save_checkpoint` and `restore_checkpoint`: loops of the user's own go on where they were.
+"""`save_checkpoint` and `restore_checkpoint`: own loops continue where they were saved.
 
 step = restore_checkpoint(directory, ...)   compares, builds, brings queues to their positions;
                                             then sets variables, queues, random numbers

@@ -1,4 +1,4 @@
-"""Where the records of a strategy go: into one directory, several, or none."""
+"""The destinations of a strategy's records: one directory, several, or none."""
 
 import pathlib
 import threading

@@ -1,4 +1,4 @@
-"""What happened when, in a few executions of a loop.
+"""Traces: the times of tasks, updates and host activities in a few executions of a loop.
 
 group 0   F0 F1 F2 F3 B0 ...   U       tasks: forward, backward, the update
 infeed    [block 3   ]                 activities beside the device groups

@@ -1,4 +1,4 @@
-"""What is said of work that takes long.
+"""Messages about work that takes long.
 
 progress    one step: tracing, compiling    a line after a second, on a terminal and in the log
 search      several programs in turn        a line that changes, on a terminal;

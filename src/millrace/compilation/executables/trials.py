@@ -1,4 +1,4 @@
-"""Executables that are compiled to be compared, of which one is chosen to run.
+"""Trial executables: several are compiled and compared, and one of them runs.
 
 with trials.of(plan) as trial:     executables of such plans wait
     ...

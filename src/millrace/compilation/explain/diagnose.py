@@ -1,4 +1,4 @@
-"""Why a program was compiled again: the most similar earlier program, and the difference.
+"""The cause of a recompilation: the most similar earlier program, and the difference.
 
     key of the new program
         -> the nearest earlier key         of the same model object, with the fewest differences

@@ -1,4 +1,4 @@
-"""What a step may compute again: choices from the fewest FLOPs to the least memory.
+"""Choices of recomputation for a step, from the fewest FLOPs to the least memory.
 
 peak                    for each form of the loops, the cheapest order of its kernels at each
  | a                    limit; those that another one beats in both memory and FLOPs are left

@@ -1,4 +1,4 @@
-"""What the options say is to be computed again, for the plan of a program."""
+"""The recomputation that the options ask for, in the plan of a program."""
 
 from millrace.base.options import Recomputation, RecomputationMode
 from millrace.errors import PlanError

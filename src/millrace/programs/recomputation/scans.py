@@ -1,4 +1,4 @@
-"""Other forms of the loops in a traced step, with the same values.
+"""Other forms of the scans in a traced step, with the same values.
 
     scan over 2048 steps, read at the last  ->  the last result is carried, and none is collected
 

@@ -1,4 +1,4 @@
-"""Name scopes of what is no layer's: reports tell operations apart by them.
+"""Name scopes of operations outside of layers, by which reports tell them apart.
 
 They are names in compiled programs, and change nothing that a program computes.
 """

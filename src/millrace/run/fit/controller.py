@@ -1,4 +1,4 @@
-"""Everything that a strategy keeps of one model.
+"""The controller: all state that a strategy keeps for one model.
 
 setup         choices of the user, frozen       setup.py
 feeds         blocks, open epoch iterators      feeds.py

@@ -1,4 +1,4 @@
-"""The epoch iterator of Keras's loops, with an infeed behind it.
+"""The epoch iterator of Keras's fit loop, with an infeed behind it.
 
     for begin, end, execution in epoch_iterator:             Keras
         logs, state = train_function(state, execution)       run/fit/functions.py

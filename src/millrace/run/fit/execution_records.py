@@ -1,4 +1,4 @@
-"""What is written about the executions of one function of a model, where a run keeps records.
+"""Records of the executions of one function of a model, where a run keeps records.
 
 times         LoopRecorder             run/fit/recorders.py
 tasks         Tracer                   run/timing/tracer.py       chosen updates

@@ -1,4 +1,4 @@
-"""The function that Keras's loop calls: `logs, state = function(state, execution)`."""
+"""The function that Keras's fit loop calls: `logs, state = function(state, execution)`."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

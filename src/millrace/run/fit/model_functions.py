@@ -1,4 +1,4 @@
-"""The functions of one model that Keras's loops call, with their executables."""
+"""The functions of one model that Keras's fit loop calls, with their executables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

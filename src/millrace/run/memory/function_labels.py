@@ -1,4 +1,4 @@
-"""What the arguments and results of a function's program are, as far as its variables tell.
+"""Labels for the arguments and results of a function's program, from its variables.
 
 changed, fixed, arrays  ->  result, tapped, new, iterations      api/own_loops/program.py
 """

@@ -1,4 +1,4 @@
-"""What the arguments and results of a program are: their roles, and their names in the model.
+"""Labels for the arguments and results of a program: roles, and names in the model.
 
     program       arguments                              results
     run           state, batches, start, count           state, result, taps

@@ -1,4 +1,4 @@
-"""What the arguments and results of a stage's programs are.
+"""Labels for the arguments and results of a stage's programs.
 
     forward          weights, fixed, changing, batch, carried     -> sent, changing, results, held
     backward         weights, held, cotangents, accumulated, ...  -> returned, accumulated

@@ -1,4 +1,4 @@
-"""Compiles what a loop would run."""
+"""Compiles all programs that a loop would run."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

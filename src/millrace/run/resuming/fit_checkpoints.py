@@ -1,4 +1,4 @@
-"""The checkpoints of a running fit: when they are written, what they hold, how it goes on.
+"""The checkpoints of a running fit: their times, their contents, and the restart from one.
 
     on_epoch_begin of all callbacks
     begins_epoch           a resumed epoch gets all values here, when its callbacks have begun it

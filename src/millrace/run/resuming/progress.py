@@ -1,4 +1,4 @@
-"""The calls of fit that write into one directory, so that a script goes on in the right one.
+"""The calls of fit that write into one directory, so that a script continues the right one.
 
     model.fit(x, y, epochs=5, callbacks=[checkpoint])      call 1
     model.compile("sgd", "mse")

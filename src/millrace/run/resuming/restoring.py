@@ -1,4 +1,4 @@
-"""The newest checkpoint of a fit, compared with the fit that is to go on."""
+"""The newest checkpoint of a fit, compared with the fit that continues from it."""
 
 import logging
 from collections.abc import Mapping

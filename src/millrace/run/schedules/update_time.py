@@ -1,4 +1,4 @@
-"""Where the time of an update goes, from three simulations of its schedule.
+"""The parts of the time of an update, from three simulations of its schedule.
 
     work            24.0   the tasks of a device group, on average
     unequal stages   0.0   by which the fullest group has more

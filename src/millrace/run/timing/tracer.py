@@ -1,4 +1,4 @@
-"""Which updates leave a trace: the second, third, fifth, ninth and so on of each loop.
+"""The tracer of a loop: it traces the second, third, fifth, ninth and so on update.
 
 update   0  1  2  3  4  5  6  7  8  9 ...
 trace    -  x  x  -  x  -  -  -  x  -          0 compiles; the first one of a later loop is traced

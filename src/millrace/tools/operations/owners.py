@@ -1,4 +1,4 @@
-"""For whom an operation works: a layer, the loss, the optimizer, in which pass.
+"""The owner and the pass of an operation: a layer, the loss or the optimizer.
 
 Names of operations are paths of name scopes, within JAX's transformations:
 

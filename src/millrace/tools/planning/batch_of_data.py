@@ -1,4 +1,4 @@
-"""A batch of the data of `fit`, as zeros, without drawing from what `fit` draws from.
+"""A batch of zeros in the form of the data of `fit`, without drawing from that data.
 
     arrays        the first rows, as many as a batch has
     PyDataset     its first item

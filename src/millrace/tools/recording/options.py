@@ -1,4 +1,4 @@
-"""What a loop record says of a model and its options."""
+"""A model and its options, as a loop record shows them."""
 
 import enum
 import math

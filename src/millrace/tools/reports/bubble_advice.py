@@ -1,4 +1,4 @@
-"""What to do about the bubble of a pipeline: found by simulation with the costs that were measured.
+"""Advice about the bubble of a pipeline, found by simulation with measured costs.
 
 another schedule            if stages never overlap
 more micro-batches          if these would take a third of the bubble away

@@ -1,4 +1,4 @@
-"""What limited a run: the time of its loops, in six parts.
+"""The limits of a run: the time of its loops, in six parts.
 
     wall time of fit, evaluate and predict
     |compile|data|other|transfer|bubble|compute|

@@ -1,4 +1,4 @@
-"""What a page shows of a run, as JSON and columns."""
+"""The contents of a run's page, as JSON and columns."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What changes while a run goes on, as a page shows it: epochs, executions, feeds, tensors."""
+"""Series of values over a run, as a page shows them: epochs, executions, feeds, tensors."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -103,9 +103,9 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
         own = devices_of_environment()
         hint = (
             f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
-            f"{number}. Set the environment variable XLA_FLAGS={_FLAG}={number} for this "
-            f"program, or call configure_ipu_system() with {number} devices above everything that "
-            "builds a model, a strategy or an array."
+            f"{number}. Run the program with `millrace run --devices {number}`, or with the "
+            f"environment variable XLA_FLAGS={_FLAG}={number}; or call configure_ipu_system() with "
+            f"{number} devices above everything that builds a model, a strategy or an array."
             if own is None or own >= number
             else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {_FLAG} in "
             f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
