@@ -42,9 +42,8 @@ def test_the_flags():
     )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
         "--stages --micro-batches --schedule --groups --batch-serialization --costs --forward "
-        "--backward --backward-input --backward-weight --transfer --transfer-bytes --bandwidth "
-        "--latency --dispatch --shared-core --transfer-work --update --replicas --gradient-bytes "
-        "--replica-bandwidth --replica-latency --summary --text"
+        "--backward --backward-input --backward-weight --transfer --dispatch "
+        "--gradient-sum --update --summary --text"
     )
 
 
