@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace.base.arguments import checked
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.manifest import DamagedError
 from millrace.base.checkpoints.stored import StoredCheckpoint
@@ -96,7 +95,6 @@ def model_of(checkpoint: StoredCheckpoint) -> StoredModel:
     return StoredModel(model, _compile(model, compiling, values.get("optimizer", [])))
 
 
-@checked
 def restore_weights(
     model: keras.Model, directory: str | os.PathLike[str], step: int | None = None
 ) -> int:
