@@ -29,7 +29,6 @@ def test_the_flags():
     )
     checkpoint = main.commands["checkpoint"].commands
     assert {name: [p.opts[0] for p in command.params] for name, command in checkpoint.items()} == {
-        "export": ["--step", "directory", "out"],
         "list": ["--json", "directory"],
         "verify": ["directory", "step"],
     }
