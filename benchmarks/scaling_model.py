@@ -6,7 +6,7 @@ Claim. The prediction is within 5 % of the measured time.
                       shares     of each stage and pass in them, from the records of such a run
                       one        updates of one micro-batch, in one process and in two
                       transfer   a result to the other process and back, nothing else running
-    predicted         1F1B of two stages, as `millrace simulate --shared-core` does
+    predicted         1F1B of two stages; dispatch and transfers take the core that computes, too
     measured          the pipeline of pipeline_processes.py: two processes, one core each
 
 Nothing is fitted to the time that is predicted. Rounds of all of them alternate, and each round has
@@ -63,18 +63,16 @@ class Costs:
         """Returns the time of an update in two processes."""
         micro_batch = (self.tasks - self.one) / (micro_batches - 1)
         costs = UpdateCosts(
-            # The measured tasks share their core with their dispatch.
+            # The measured tasks share their core with their dispatch; of two stages, each task
+            # waits for a transfer or starts one, which takes time of the core, too.
             tasks={
                 kind: [
-                    max(micro_batch * self.shares[kind, stage] - self.dispatch, 0.0)
+                    max(micro_batch * self.shares[kind, stage], self.dispatch) + self.work
                     for stage in range(STAGES)
                 ]
                 for kind in PASSES
             },
-            dispatch=self.dispatch,
-            is_core_shared=True,
             transfer=max(self.hop - 2 * self.work, 0.0),
-            transfer_work=self.work,
         )
         # The update, and what `fit` does besides, are there with one micro-batch, too.
         rest = self.one_apart - update_time(one_f_one_b(STAGES, 1), costs).total

@@ -15,7 +15,6 @@ import jax
 import keras
 
 from millrace._compat.jax_processes import backends_are_initialized, recognise_cluster
-from millrace.base.arguments import checked
 from millrace.base.devices import spare_threads
 from millrace.base.options import whole_number
 from millrace.errors import DeviceError, OptionError, ProcessError
@@ -31,7 +30,6 @@ _SHUTDOWN_SECONDS = 24 * 3600
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # of JAX: where process 0 listens
 
 
-@checked
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
-from case_marks import slow
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.stored import Snapshot
 from millrace.errors import CheckpointError
@@ -170,60 +169,19 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(directory, monkey
     assert len(run("verify", directory).output.splitlines()) == 2
 
 
-@pytest.mark.parametrize("kind", ["functional", slow("sequential")])
-def test_an_exported_model_predicts_what_the_training_did(kind, trained, tmp_path):
-    directory, model = trained
-    if kind == "sequential":
-        directory = tmp_path / "checkpoints"
-        model = train(directory, build(kind))
-    out = tmp_path / "model.keras"
-    result = run("export", directory, out)
-    assert result.stdout == f"{out} written, from step 12.\n"
-    assert result.stderr == ""
-    assert [path for path in tmp_path.iterdir() if path.is_file()] == [out]
-    loaded = keras.models.load_model(out)
-    plain = keras.models.clone_model(model)
-    plain.set_weights(model.get_weights())
-    assert np.array_equal(loaded.predict(X, verbose=0), plain.predict(X, verbose=0))
-    assert np.array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
-    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
-        assert np.array_equal(one, other)
-    loaded.fit(X, Y, verbose=0)
-
-
-def test_exported_weights_of_a_step(trained, tmp_path):
-    directory, model = trained
-    out = tmp_path / "model.weights.h5"
-    out.write_text("earlier")
-    run("export", "--step", 6, directory, out)
-    earlier, newest = build(), build()
-    earlier.load_weights(out)
+def test_the_weights_of_a_step(directory, trained):
+    model = trained[1]
+    newest, earlier = build(), build()
     assert millrace.restore_weights(newest, directory) == 12
-    assert not np.array_equal(earlier.get_weights()[0], model.get_weights()[0])
     for one, other in zip(newest.weights, model.weights, strict=True):
         assert np.array_equal(one, other)
-    again = build()
-    assert millrace.restore_weights(again, directory, step=6) == 6
-    for one, other in zip(again.weights, earlier.weights, strict=True):
-        assert np.array_equal(one, other)
-
-
-def own_loss(y, found):
-    return keras.ops.mean((y - found) ** 2, axis=-1)
-
-
-def test_an_optimizer_that_cannot_be_made_is_left_out(tmp_path):
-    model = train(tmp_path / "checkpoints", build(), loss=own_loss, epochs=1)
-    out = tmp_path / "model.keras"
-    result = run("export", tmp_path / "checkpoints", out)
-    assert "It has no optimizer: Could not locate function 'own_loss'" in result.stderr
-    loaded = keras.models.load_model(out)
-    assert not loaded.compiled
-    assert np.array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
-
-
-class OwnLayer(keras.layers.Dense):
-    pass
+    assert millrace.restore_weights(earlier, directory, step=6) == 6
+    assert not np.array_equal(earlier.get_weights()[0], model.get_weights()[0])
+    with pytest.raises(CheckpointError, match="There is no checkpoint of step 7"):
+        millrace.restore_weights(newest, directory, step=7)
+    flip(arrays_of(directory, 12))
+    with pytest.raises(CheckpointError, match=r"The checkpoint of step 12.*There are those of st"):
+        millrace.restore_weights(newest, directory)
 
 
 class OwnModel(keras.Model):
@@ -235,44 +193,12 @@ class OwnModel(keras.Model):
         return self.dense(x)
 
 
-def refused(kind):
-    if kind == "a layer":
-        return keras.Sequential([keras.Input((5,)), OwnLayer(1)])
-    if kind == "a function":
-        return keras.Sequential(
-            [keras.Input((5,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)]
-        )
-    return OwnModel(keras.layers.Dense(1))
-
-
-@pytest.mark.parametrize("kind", ["a layer", "a function", "a model"])
-def test_code_of_a_checkpoint_does_not_run(kind, tmp_path):
-    directory, out = tmp_path / "checkpoints", tmp_path / "model.keras"
-    model = train(directory, refused(kind), epochs=1)
-    message = run("export", directory, out, status=2).stderr
-    assert "cannot be made without its own code: " in message
-    assert f"millrace.restore_weights(model, {str(directory)!r}, step=6)" in message
-    assert not out.exists()
-    again = refused(kind)
+def test_the_weights_of_a_model_with_code_of_its_own(tmp_path):
+    model = train(tmp_path, OwnModel(keras.layers.Dense(1)), epochs=1)
+    again = OwnModel(keras.layers.Dense(1))
     again(X[:1])
-    millrace.restore_weights(again, directory, step=6)
+    millrace.restore_weights(again, tmp_path, step=6)
     assert np.array_equal(again.get_weights()[0], model.get_weights()[0])
-
-
-def test_mistakes_of_export(directory, tmp_path):
-    assert (
-        "OUT must end with .keras or .weights.h5"
-        in run("export", directory, tmp_path / "model.h5", status=2).stderr
-    )
-    out = tmp_path / "none" / "model.keras"
-    assert "cannot be written" in run("export", directory, out, status=2).stderr
-    message = run("export", directory, tmp_path / "m.keras", "--step", 7, status=2).stderr
-    assert "There is no checkpoint of step 7" in message
-    flip(arrays_of(directory, 12))
-    message = run("export", directory, tmp_path / "m.keras", status=2).stderr
-    assert "The checkpoint of step 12" in message
-    assert message.endswith("does not match its checksum. There are those of steps 6.\n")
-    run("export", directory, tmp_path / "m.keras", "--step", 6)
 
 
 def test_weights_of_another_model_are_refused(directory):

@@ -29,7 +29,6 @@ def test_the_flags():
     )
     checkpoint = main.commands["checkpoint"].commands
     assert {name: [p.opts[0] for p in command.params] for name, command in checkpoint.items()} == {
-        "export": ["--step", "directory", "out"],
         "list": ["--json", "directory"],
         "verify": ["directory", "step"],
     }
@@ -42,9 +41,8 @@ def test_the_flags():
     )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
         "--stages --micro-batches --schedule --groups --batch-serialization --costs --forward "
-        "--backward --backward-input --backward-weight --transfer --transfer-bytes --bandwidth "
-        "--latency --dispatch --shared-core --transfer-work --update --replicas --gradient-bytes "
-        "--replica-bandwidth --replica-latency --summary --text"
+        "--backward --backward-input --backward-weight --transfer --dispatch "
+        "--gradient-sum --update --summary --text"
     )
 
 

@@ -74,28 +74,3 @@ def test_shares_add_up_where_programs_are_compiled_in_parallel():
 def test_a_pipeline_shows_what_the_host_spends():
     run = replace(RUN, pipeline=PipelineStatistics(executions=1, tasks=96, dispatch_seconds=0.25))
     assert str(run).splitlines()[-1] == "pipeline, on the host       0.25 s         96 tasks"
-
-
-@pytest.mark.parametrize(
-    ("run", "hint"),
-    [
-        (replace(RUN, executions=2400), "steps_per_execution=100"),
-        (
-            replace(RUN, infeed=replace(RUN.infeed, wait_seconds=3.0)),
-            "for 3.0 of 10.0 s. Load several",
-        ),
-        (
-            replace(RUN, recompilations=12, recompile_seconds=4.9),
-            "12 programs were compiled again, for 4.9 s. strategy.compile_log",
-        ),
-    ],
-)
-def test_a_hint_where_something_can_be_gained(run, hint):
-    assert hint not in str(RUN)
-    (line,) = [line for line in str(run).splitlines() if line.startswith("Hint: ")]
-    assert hint in line
-
-
-def test_no_hint_about_a_first_try_of_a_few_steps():
-    few = replace(RUN, executions=3, infeed=FeedStatistics(1, 3, 10, 0.0, 0.0, 1))
-    assert "Hint" not in str(few)

@@ -10,7 +10,6 @@ from millrace.errors import (
     LoopError,
     ModelError,
     OptionError,
-    PlanError,
     ScheduleError,
 )
 
@@ -25,11 +24,6 @@ def stage(x):
 
 def made(kind, *args, **options):
     return lambda strategy, model: kind(*args, **options)
-
-
-def strategy_in_place_of_its_scope(strategy, model):
-    with strategy:
-        pass
 
 
 def run_of(fn, *args):
@@ -90,11 +84,6 @@ MISUSES = {
     "run with text": (run_of(IDENTITY, "abc"), OptionError, ["Set args=('abc',)."]),
     "run with None": (run_of(IDENTITY, None), OptionError, ["Set args=()."]),
     "run with two arguments": (run_of(IDENTITY, [1], 2), OptionError, ["kwargs of run()", "2 of"]),
-    "strategy as a scope": (
-        strategy_in_place_of_its_scope,
-        PlanError,
-        ["`with strategy:`", "`with strategy.scope():`"],
-    ),
     "compile nothing": (made(millrace.compile, None), OptionError, ["None of type NoneType", "@"]),
     "compile text": (made(millrace.compile, "train"), OptionError, ["'train' of type str"]),
     "stage of text": (made(millrace.PipelineStage, "1"), OptionError, ["PipelineStage('1')"]),
@@ -159,16 +148,6 @@ def test_the_message_has_the_value_and_the_right_call(strategy, misuse):
     message = str(caught.value)
     assert [part for part in fragments if part not in message] == [], message
     assert strategy.compile_log == ()
-
-
-@pytest.mark.parametrize("method", ["fit", "compile", "set_pipelining_options", "precompile"])
-def test_a_method_of_models_is_no_method_of_the_strategy(strategy, method):
-    with pytest.raises(
-        AttributeError, match=rf"method of the models of a strategy: model\.{method}"
-    ):
-        getattr(strategy, method)
-    with pytest.raises(AttributeError, match=r"has no attribute 'no_such_thing'$"):
-        strategy.no_such_thing  # noqa: B018
 
 
 def test_the_number_of_a_stage_may_be_of_numpy(strategy):

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from millrace.base.arguments import checked
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.options import directory_path, truth, whole_number
 from millrace.errors import ModelError, OptionError
@@ -31,7 +30,6 @@ class Checkpoint(keras.callbacks.Callback):
     async_safe = True
     begins_last = True  # after the callbacks whose states it restores
 
-    @checked
     def __init__(
         self,
         directory: str | os.PathLike[str],

@@ -28,7 +28,6 @@ import millrace.run.fit.controller as controllers
 from millrace._compat.keras_loops import sync_state
 from millrace.api.callbacks.nan_search import NonFiniteTensor, first_non_finite, is_non_finite
 from millrace.api.callbacks.tensor_choice import check_gradients, patterns_of
-from millrace.base.arguments import checked
 from millrace.base.options import TapRequest, whole_number
 from millrace.base.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
 from millrace.base.records.flight_directory import (
@@ -78,7 +77,6 @@ class NaNWatch(keras.callbacks.Callback):
         ModelError: when training starts, if the model belongs to no strategy.
     """
 
-    @checked
     def __init__(
         self,
         gradients: str | Sequence[str] = ALL,

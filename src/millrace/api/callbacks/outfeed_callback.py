@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
-from millrace.base.arguments import checked
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
@@ -51,7 +50,6 @@ class OutfeedCallback(keras.callbacks.Callback):
         OptionError: if `outfeed_queue` is not a queue.
     """
 
-    @checked
     def __init__(self, outfeed_queue: OutfeedQueue, name: str = "OutfeedCallback"):
         super().__init__()
         if not isinstance(outfeed_queue, OutfeedQueue):

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from millrace.base.arguments import checked
 from millrace.base.options import directory_path
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode
@@ -27,7 +26,6 @@ class Report(keras.callbacks.Callback):
     # Keras may then hand logs over from a thread of its own, as it does without this callback.
     async_safe = True
 
-    @checked
     def __init__(self, directory: str | os.PathLike[str]):
         """Chooses the directory, which is made when the call begins.
 

@@ -25,7 +25,6 @@ from millrace.api.callbacks.tensor_history import (
     TensorHistory,
     make_console,
 )
-from millrace.base.arguments import checked
 from millrace.base.options import Moment, truth, whole_number
 from millrace.base.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.errors import ModelError, OptionError
@@ -55,7 +54,6 @@ class TensorStatistics(keras.callbacks.Callback):
         history: the recorded statistics, as columns.
     """
 
-    @checked
     def __init__(
         self,
         activations: str | Sequence[str] = (),

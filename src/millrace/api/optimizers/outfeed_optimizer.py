@@ -12,7 +12,6 @@ from typing import Any
 import keras
 
 from millrace.api.optimizers.wrapping import Gradient, WrappingOptimizer
-from millrace.base.arguments import checked
 from millrace.base.options import Moment, member
 from millrace.errors import OptionError, TapError
 from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
@@ -41,7 +40,6 @@ class OutfeedOptimizer(WrappingOptimizer):
         OptionError: if an argument is invalid, or `model` is missing.
     """
 
-    @checked
     def __init__(
         self,
         wrapped_optimizer: keras.optimizers.Optimizer,

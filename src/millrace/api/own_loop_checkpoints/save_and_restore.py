@@ -29,7 +29,6 @@ from millrace.api.own_loop_checkpoints.parts import NamedParts, is_of_metrics, s
 from millrace.api.own_loop_checkpoints.unsaved import forget_earlier, warn_of_unsaved
 from millrace.api.own_loops.copies import copies_to_save, put_saved
 from millrace.api.own_loops.running import running_call
-from millrace.base.arguments import checked
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.checkpoints.manifest import DamagedError
 from millrace.base.checkpoints.plain_values import NotPlainError, encode, host_copy
@@ -49,7 +48,6 @@ from millrace.run.resuming.schedule import PATIENCE_SECONDS
 logger = logging.getLogger("millrace")
 
 
-@checked
 def save_checkpoint(
     directory: str | os.PathLike[str],
     step: int,
@@ -116,7 +114,6 @@ def save_checkpoint(
     _write(CheckpointDirectory(path, keep), snapshot)
 
 
-@checked
 def restore_checkpoint(
     directory: str | os.PathLike[str],
     *,

@@ -25,7 +25,6 @@ from millrace.api.own_loops.replica_devices import devices_for
 from millrace.api.own_loops.replication import ReplicaLaunch, current_launch
 from millrace.api.own_loops.running import running
 from millrace.api.own_loops.scope import Touched, context_of
-from millrace.base.arguments import checked
 from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
 from millrace.base.pytrees import Array
@@ -38,7 +37,6 @@ from millrace.errors import ModelError, OptionError
 from millrace.tools.recording.functions import recorded_call
 
 
-@checked
 def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "CompiledFunction":
     """Compiles a function that uses stock Keras layers, losses, metrics and optimizers.
 

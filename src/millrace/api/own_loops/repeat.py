@@ -31,7 +31,6 @@ from millrace.api.own_loops.replica_forms import form_of
 from millrace.api.own_loops.replication import current_launch
 from millrace.api.own_loops.running import running
 from millrace.api.own_loops.scope import Touched
-from millrace.base.arguments import checked
 from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
@@ -166,7 +165,6 @@ _loops = _Loops()
 Number: TypeAlias = int | np.generic | np.ndarray | jax.Array  # a scalar
 
 
-@checked
 def repeat(
     n: Number, body: Callable[..., object], inputs: object = None, infeed: InfeedQueue | None = None
 ) -> Any:
@@ -212,7 +210,6 @@ def iterations(name: str, value: Number) -> int | jax.Array:
     return value
 
 
-@checked
 def while_loop(
     condition: Callable[..., object],
     body: Callable[..., object],

@@ -33,7 +33,6 @@ from millrace._compat.keras_loops import (
 )
 from millrace.api.strategy.methods import METHODS
 from millrace.api.strategy.saving import load_options, save_options
-from millrace.base.arguments import check_call
 from millrace.base.devices import home
 from millrace.base.interrupts import held_back
 from millrace.base.threads.scoped_value import ScopedValue
@@ -175,12 +174,9 @@ def _build_of_sequential(build: Callable[P, None]) -> Callable[P, None]:
 def bound(function: Callable[..., T], controller: Controller) -> Callable[..., T]:
     """Returns a function of a controller as the method of its model."""
     signature = inspect.signature(function)
-    _, *parameters = signature.parameters.values()  # without the controller
-    public = signature.replace(parameters=parameters)
 
     @functools.wraps(function)
     def method(*args: object, **kwargs: object) -> T:
-        check_call(function.__name__, public, args, kwargs)
         return function(controller, *args, **kwargs)
 
     visible = [p for p in signature.parameters.values() if p.name not in ("controller", "unknown")]

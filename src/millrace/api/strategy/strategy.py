@@ -13,9 +13,7 @@ import keras
 from millrace._compat.keras_build import after_construction, raise_own_errors
 from millrace._compat.patches import held
 from millrace.api.strategy.attach import attach, builds_inner_graph, detach
-from millrace.api.strategy.misused import Misused
 from millrace.api.strategy.run_arguments import check_run
-from millrace.base.arguments import checked
 from millrace.base.devices import devices_of, find_devices, home
 from millrace.base.options import RecompilePolicy, directory_path, member
 from millrace.base.records.compilation import CompileRecord, Origin
@@ -50,7 +48,7 @@ from millrace.tools.recording.run import run_of
 T = TypeVar("T")
 
 
-class Strategy(Misused):
+class Strategy:
     """Runs the loops of stock Keras models as compiled programs.
 
         strategy = millrace.Strategy()
@@ -82,7 +80,6 @@ class Strategy(Misused):
             `"auto"` and a device reports none.
     """
 
-    @checked
     def __init__(
         self,
         devices: int | str | Sequence[jax.Device] | None = None,
@@ -171,7 +168,6 @@ class Strategy(Misused):
             )
         return load(self._run.directory.path)
 
-    @checked
     def export_executables(self, directory: str | os.PathLike[str]) -> int:
         """Writes the executables of this strategy's models for other processes to load.
 
@@ -190,7 +186,6 @@ class Strategy(Misused):
         """
         return self._totals.exports.write(directory_path("directory", directory))
 
-    @checked
     def load_executables(self, directory: str | os.PathLike[str]) -> int:
         """Lets this strategy's models use executables that another process has exported.
 
@@ -248,7 +243,6 @@ class Strategy(Misused):
             raise_own_errors()
             yield self
 
-    @checked
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model that was built outside the scope, and returns it.
 
@@ -306,7 +300,6 @@ class Strategy(Misused):
         controller = controller_of(model)
         return controller is not None and controller.totals is self._totals
 
-    @checked
     def memory_report(
         self,
         model: keras.Model,
@@ -342,7 +335,6 @@ class Strategy(Misused):
         self._totals.sinks.add(report)
         return report
 
-    @checked
     def plan(
         self,
         model: keras.Model,
@@ -399,7 +391,6 @@ class Strategy(Misused):
             )
         return controller
 
-    @checked
     def run(
         self,
         fn: Callable[..., T],

@@ -80,12 +80,6 @@ class PipelineStatistics:
     seconds: UpdateSeconds | None = None  # None: not known, see `UpdateSeconds`
 
 
-_FEW_STEPS = 20  # too few for a hint to longer executions
-_LONG_WAIT = 0.2  # of the loops' time, from which on the data set deserves a hint
-_LONG_SECONDS = 1.0
-_OFTEN = 3  # recompilations, from which on there is a hint
-
-
 @dataclass(frozen=True, slots=True)
 class RunStatistics(TextRecord):
     """Totals over all runs of one strategy so far. Prints as a table."""
@@ -107,7 +101,7 @@ class RunStatistics(TextRecord):
     budgets: tuple[BudgetChoice, ...] = ()  # choices of recomputation budgets, in order
 
     def __str__(self) -> str:
-        return "\n".join([*self._rows(), *(f"Hint: {hint}" for hint in self._hints())])
+        return "\n".join(self._rows())
 
     def _rows(self) -> Iterator[str]:
         compiling = min(self.loop_compile_seconds, self.loop_seconds)
@@ -143,26 +137,6 @@ class RunStatistics(TextRecord):
         }
         shown = [f"{count} {name}" for name, count in counts.items() if count]
         return ", ".join(shown) or "nothing compiled"
-
-    def _hints(self) -> Iterator[str]:
-        if _FEW_STEPS <= self.infeed.steps <= self.executions:
-            yield (
-                "each execution ran a single step, as without a strategy. Set "
-                "model.compile(..., steps_per_execution=100) to run 100 in one call."
-            )
-        if self.infeed.wait_seconds > max(_LONG_SECONDS, _LONG_WAIT * self.loop_seconds):
-            yield (
-                f"the loops waited for data for {self.infeed.wait_seconds:.1f} of "
-                f"{self.loop_seconds:.1f} s. Load several batches at once, such as by "
-                "keras.utils.PyDataset(workers=4), or prepare more of them ahead, by "
-                "model.set_infeed_queue_options(prefetch_depth=...)."
-            )
-        if self.recompilations >= _OFTEN:
-            yield (
-                f"{self.recompilations} programs were compiled again, for "
-                f"{self.recompile_seconds:.1f} s. strategy.compile_log has the cause and the "
-                "remedy of each; Strategy(on_recompile='warn') warns of them."
-            )
 
 
 def _counted(number: int, name: str) -> str:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import jax
 
-from millrace.base.arguments import checked
 from millrace.compilation.explain.words import common_start, values
 from millrace.errors import OptionError
 
@@ -62,7 +61,6 @@ class _Operation:
 _Pairs = Iterator[tuple[_Operation | None, _Operation | None]]
 
 
-@checked
 def diff_programs(
     a: jax.stages.Lowered | str, b: jax.stages.Lowered | str, limit: int = 5
 ) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 
-from millrace.base.arguments import checked
 from millrace.base.checkpoints.object_state import ObjectState
 from millrace.base.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.base.devices import DeviceGroup
@@ -55,7 +54,6 @@ class InfeedQueue:
         DataError: if `dataset` cannot be iterated, or has no fixed shapes.
     """
 
-    @checked
     def __init__(self, dataset: object, prefetch_depth: int = 2):
         self._depth = whole_number("prefetch_depth", prefetch_depth, 1)
         if self._depth > MAX_DEPTH:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_graph import is_symbolic
-from millrace.base.arguments import checked
 from millrace.base.options import QueueMode
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import OptionError
@@ -35,7 +34,6 @@ class MaybeOutfeedQueue(OutfeedQueue):
         OptionError: for a filter of another type, an unknown mode, or a limit below 1.
     """
 
-    @checked
     def __init__(
         self,
         mode: str | QueueMode = "all",

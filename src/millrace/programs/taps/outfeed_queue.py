@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from millrace._compat.keras_graph import is_symbolic
-from millrace.base.arguments import checked
 from millrace.base.options import QueueMode, member, whole_number
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import QueueError
@@ -44,7 +43,6 @@ class OutfeedQueue:
         OptionError: for an unknown mode, or a limit below 1.
     """
 
-    @checked
     def __init__(self, mode: str | QueueMode = "all", *, max_bytes: int = GIB):
         self._mode = member(QueueMode, "mode", mode)
         self._max_bytes = whole_number("max_bytes", max_bytes, 1)

@@ -65,7 +65,6 @@ from millrace.run.resuming.restoring import (
     note_options,
 )
 from millrace.run.resuming.schedule import SaveOptions, SaveSchedule
-from millrace.run.resuming.stored_models import configuration_of
 
 logger = logging.getLogger("millrace")
 
@@ -112,7 +111,6 @@ class FitCheckpoints:
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
-        self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
         self._past: FitHistory | None = None  # of this call, if it had ended before the checkpoint
         self._position: EpochPosition | None = None  # None while there is nothing to save
@@ -450,7 +448,6 @@ class FitCheckpoints:
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
-            "config": self._config,
             "data": self._data,
             "options": self._update_options,
             "position": asdict(self._position),

@@ -24,7 +24,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace.base.arguments import checked
 from millrace.base.devices import DeviceGroup, find_devices, home
 from millrace.base.options import Feed, truth, whole_number
 from millrace.base.pytrees import ArrayTree
@@ -110,7 +109,6 @@ class _End:
         self.error = error
 
 
-@checked
 def dataset_benchmark(
     dataset: BatchSource,
     number_of_epochs: int,
@@ -153,7 +151,6 @@ def dataset_benchmark(
     return json.dumps(supply.as_json())
 
 
-@checked
 def infeed_benchmark(
     infeed_queue: BatchSource,
     number_of_epochs: int,

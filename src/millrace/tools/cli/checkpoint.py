@@ -1,4 +1,4 @@
-"""The commands `millrace checkpoint`: lists, verifies and exports checkpoints."""
+"""The commands `millrace checkpoint`: lists and verifies checkpoints."""
 
 import json
 import os
@@ -15,12 +15,10 @@ from millrace.base.checkpoints.manifest import DamagedError, Manifest, check_fil
 from millrace.base.checkpoints.stored import StoredCheckpoint
 from millrace.base.records.memory import bytes_text
 from millrace.compilation.executables.progress import search
-from millrace.errors import OptionError
 from millrace.run.resuming.restoring import FIT
-from millrace.run.resuming.stored_models import model_of, open_checkpoint
+from millrace.run.resuming.stored_models import open_checkpoint
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
-_FORMATS = (".keras", ".weights.h5")
 
 _directory = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path)
@@ -39,7 +37,7 @@ class _Listed:
 
 @click.group("checkpoint")
 def checkpoint_command() -> None:
-    """List, verify or export the checkpoints of a training."""
+    """List or verify the checkpoints of a training."""
 
 
 @checkpoint_command.command("list")
@@ -105,45 +103,6 @@ def verify_command(context: click.Context, directory: pathlib.Path, step: int | 
         else:
             click.echo(f"step {each}: as it was written, {bytes_text(checkpoint.manifest.nbytes)}")
     context.exit(1 if damaged else 0)
-
-
-@checkpoint_command.command("export")
-@click.option("--step", type=click.IntRange(0), help="Step of the checkpoint. [default: newest]")
-@_directory
-@click.argument("out", type=click.Path(dir_okay=False, path_type=pathlib.Path))
-def export_command(directory: pathlib.Path, step: int | None, out: pathlib.Path) -> None:
-    """Write a checkpoint as a file of Keras.
-
-    OUT ends with .keras, for a model with its weights and its optimizer, or with .weights.h5, for
-    weights alone. No code of the checkpoint runs, so a model with layers of your own is exported in
-    Python: millrace.restore_weights(model, directory), then model.save().
-    """
-    ending = next((each for each in _FORMATS if out.name.endswith(each)), None)
-    if ending is None:
-        raise OptionError(f"OUT must end with {' or '.join(_FORMATS)}. Received: {out}.")
-    checkpoint = open_checkpoint(directory, step)
-    stored = model_of(checkpoint)
-    # Keras writes into the file itself: so the one before stays until this one is whole.
-    partial = out.with_name(f"partial-{os.getpid()}-{out.name}")
-    try:
-        if ending == ".keras":
-            stored.model.save(partial)
-        else:
-            stored.model.save_weights(partial)
-        os.replace(partial, out)
-    except OSError as error:
-        raise OptionError(
-            f"{out} cannot be written: {error.strerror or error}. Set OUT to a file in a directory "
-            "that exists and that you may write to."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    click.echo(f"{out} written, from step {checkpoint.manifest.step}.")
-    if ending == ".keras" and stored.not_compiled:
-        click.echo(
-            f"It has no optimizer: {stored.not_compiled}. Call compile() after loading it.",
-            err=True,
-        )
 
 
 def _step_of(directory: pathlib.Path, checkpoints: CheckpointDirectory, step: int | None) -> int:

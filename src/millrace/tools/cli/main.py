@@ -4,7 +4,7 @@
     millrace launch      runs a script as several processes on this machine
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
-    millrace checkpoint  lists, verifies and exports the checkpoints of a training
+    millrace checkpoint  lists and verifies the checkpoints of a training
 
 Other distributions add commands: entry points of the group "millrace.commands".
 

@@ -8,7 +8,7 @@ from millrace.base.records.run import RunRecords
 from millrace.tools.reports.bubble_advice import bubble_advice
 from millrace.tools.reports.loop_parts import LoopParts
 
-_FEW_STEPS = 20  # too few for advice about longer executions, as in `strategy.statistics()`
+_FEW_STEPS = 20  # too few for advice about longer executions
 _RECOMPUTING = 0.1  # share of recomputation in the time of operations that is worth a word
 Parts = Sequence[LoopParts]
 

@@ -18,8 +18,7 @@ from millrace.base.records.run import RunRecords
 from millrace.tools.reports.advice import advice
 from millrace.tools.reports.loop_parts import PARTS, parts_of_loops
 
-# Share of the wall time, from which on a part other than compute limited the run. For data the
-# hint of strategy.statistics() begins at the same share.
+# Share of the wall time, from which on a part other than compute limited the run.
 LIMITING = 0.2
 
 

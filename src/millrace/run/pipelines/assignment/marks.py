@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from millrace._compat.keras_graph import is_calling, record_stages
-from millrace.base.arguments import checked
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import OptionError, PlanError
 
@@ -39,7 +38,6 @@ class PipelineStage:
             `call` of a model.
     """
 
-    @checked
     def __init__(self, stage: int):
         self.stage = _number(stage)
 
