@@ -125,6 +125,8 @@ ELSEWHERE = {
     ipu_patch_table.IPU_ATTRIBUTE: "tests/millrace_ipu/porting/test_idioms_serve.py",
     ipu_patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
     patch_table.INTERRUPTS: "tests/test_interrupts.py",
+    patch_table.TERMINATION: "tests/resuming/test_lost_files.py",
+    patch_table.COLLECTOR: "tests/test_collector.py",
     patch_table.COMPILATION_CACHE: "tests/cache/test_cache.py",
 }
 

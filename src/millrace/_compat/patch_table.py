@@ -181,6 +181,17 @@ INTERRUPTS = Patch(
     "holds Ctrl-C back until a place where the model is whole; not where a program has its own",
     While.LOOPS,
 )
+TERMINATION = Patch(
+    "the handler of SIGTERM",
+    "saves a checkpoint before the process ends; not where a program has its own",
+    "while a fit with `Checkpoint` runs in the main thread",
+)
+# Not put in by `patches.py`, which stands on Keras: `base/collector.py` runs before Keras is there.
+COLLECTOR = Patch(
+    "gc.set_threshold",
+    "lets the garbage collector run rarely while many objects are made that stay",
+    "while Keras is imported by millrace, and while programs are traced",
+)
 
 PATCHES = tuple(value for value in tuple(globals().values()) if isinstance(value, Patch))
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from millrace._compat.patch_table import INTERRUPTS
+from millrace._compat.patch_table import INTERRUPTS, TERMINATION
 from millrace._compat.patches import put_in, take_out
 from millrace.base.own_code import is_own_module
 
@@ -203,15 +203,20 @@ def terminated_by(deadline_seconds: float, is_agreed: bool) -> Iterator[Terminat
         yield termination
         return
     handle = termination.handle
+
+    def undo() -> None:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     try:
+        put_in(TERMINATION, undo)
         # Instead of the system's, or of one that jax.distributed has installed in C++.
         signal.signal(signal.SIGTERM, handle)
         _termination = termination
         yield termination
     finally:
         _termination = None
-        if signal.getsignal(signal.SIGTERM) is handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        take_out(TERMINATION)
 
 
 def raise_if_interrupted() -> None:
