@@ -27,7 +27,7 @@ INSPECTION = {
         "(directory, *, every_steps=None, every_seconds=None, keep=3, async_save=True, "
         "deadline_seconds=30.0)"
     ),
-    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
+    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=None)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.Report": "(directory)",
     "callbacks.TensorStatistics": (
