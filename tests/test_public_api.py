@@ -31,8 +31,8 @@ INSPECTION = {
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.Report": "(directory)",
     "callbacks.TensorStatistics": (
-        "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
-        "max_rows=1000000, tensorboard=None, histograms=False, console=None)"
+        "(activations=(), gradients=(), when='before_apply', every=1, *, "
+        "max_rows=1000000, tensorboard=None, histograms=False)"
     ),
     "compile": "(fn, *, replicas=None)",
     "dataset_benchmark": (
