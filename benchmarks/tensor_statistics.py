@@ -85,7 +85,7 @@ def measure(size: Size, rounds: int) -> list[str]:
         return lambda: model.fit(x, y, **options)
 
     def watch(**options: Any) -> TensorStatistics:
-        return TensorStatistics("*", "*", print_every=0, max_rows=10_000_000, **options)
+        return TensorStatistics("*", "*", max_rows=10_000_000, **options)
 
     watched = strategy.attach(size.model())
     fit(watched, watch())()

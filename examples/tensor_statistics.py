@@ -29,7 +29,7 @@ model.compile(optimizer="sgd", loss="mse", steps_per_execution=STEPS)
 statistics = TensorStatistics(activations="hidden*", gradients="*/kernel")
 model.fit(x, y, batch_size=32, epochs=2, verbose=0, callbacks=[statistics])
 
-print("\nnorm of the gradient, mean over all updates:")
+print("norm of the gradient, mean over all updates:")
 history = statistics.history
 for layer in model.layers:
     norms = history["norm"][history["name"] == f"{layer.name}/kernel"]

@@ -181,9 +181,7 @@ def tapped() -> tuple[keras.Model, list[float]]:
         hidden = millrace.layers.Outfeed(queue)(layers.Dense(16, "relu")(inputs))
         model = keras.Model(inputs, layers.Dense(4)(hidden))
     compiled(model, 5)
-    statistics = millrace.callbacks.TensorStatistics(
-        activations=("*",), gradients=("*",), print_every=0
-    )
+    statistics = millrace.callbacks.TensorStatistics(activations=("*",), gradients=("*",))
     losses = fit(model, *table(80), 8, callbacks=[statistics])
     sums = [float(np.sum(leaf, dtype="float64")) for leaf in jax.tree.leaves(queue.dequeue())]
     return model, [*losses, *sums]

@@ -27,12 +27,12 @@ INSPECTION = {
         "(directory, *, every_steps=None, every_seconds=None, keep=3, async_save=True, "
         "deadline_seconds=30.0)"
     ),
-    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
+    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=None)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.Report": "(directory)",
     "callbacks.TensorStatistics": (
-        "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
-        "max_rows=1000000, tensorboard=None, histograms=False, console=None)"
+        "(activations=(), gradients=(), when='before_apply', every=1, *, "
+        "max_rows=1000000, tensorboard=None, histograms=False)"
     ),
     "compile": "(fn, *, replicas=None)",
     "dataset_benchmark": (

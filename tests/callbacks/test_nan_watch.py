@@ -1,6 +1,4 @@
 import json
-import os
-import tempfile
 
 import keras
 import numpy as np
@@ -220,28 +218,10 @@ def test_a_flight_is_written_to_the_directory_of_the_run(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_without_a_run_a_flight_is_written_to_the_cache_of_the_user(
-    strategy, tmp_path, monkeypatch, capsys
-):
+def test_without_a_run_and_a_directory_nothing_is_written(strategy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path / "a b"))
-    flights = tmp_path / "a b" / "flights"
-    watch = stopped(strategy)
-    assert watch.written.parent == flights
-    assert [path.stat().st_mode & 0o777 for path in (flights.parent, flights)] == [0o700] * 2
-    assert f"Its batches: {watch.written}\n" in capsys.readouterr().err
-    os.utime(watch.written, (1, 1))  # it is old
-    again = stopped(strategy)
-    assert list(flights.iterdir()) == [again.written]
-
-
-def test_nothing_is_removed_from_a_directory_of_the_user(strategy, tmp_path):
-    old = tmp_path / "m-update0-20000101-000000"
-    old.mkdir()
-    (old / "record.json").write_text("{}")
-    os.utime(old, (1, 1))
-    assert stopped(strategy, directory=tmp_path).written.parent == tmp_path
-    assert old.exists()
+    assert stopped(strategy).written is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_flight_that_cannot_be_written_leaves_the_training_stopped(
@@ -268,14 +248,6 @@ def test_a_model_that_keras_cannot_save(strategy, tmp_path, caplog, capsys, monk
     assert "NotImplementedError" in caplog.messages[-1]
     assert sorted(arrays_of(watch.written / "batches.npz")) == ["0/x", "0/y"]
     assert not (watch.written / "model.keras").exists()
-
-
-def test_a_user_without_a_home(strategy, tmp_path, monkeypatch):
-    monkeypatch.setattr(nan_watch, "default_root", lambda: None)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    watch = stopped(strategy)
-    assert watch.written.parent.parent == tmp_path
-    assert watch.written.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_all_gradients_of_a_model_without_any_are_no_mistake(strategy):
         ({"gradients": 3}, "gradients must be a pattern of names, such as 'dense.*Received: 3"),
         ({"gradients": None}, "Received: None"),
         ({"gradients": [1]}, r"Received: \[1\]"),
-        ({"directory": 3}, "directory must be a path, or None to write nothing. Received: 3"),
+        ({"directory": 3}, "directory must be a path, or None for that of the run. Received: 3"),
     ],
 )
 def test_options_of_another_type(options, message):

@@ -58,7 +58,7 @@ def fit(model, callback=None, xy=None, **arguments):
 
 
 def watch(*args, **options):
-    return TensorStatistics(*args, **{"print_every": 0, **options})
+    return TensorStatistics(*args, **options)
 
 
 def rows(history, kind=None, name=None):

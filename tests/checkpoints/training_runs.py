@@ -126,9 +126,7 @@ def fit(
     model = make(chosen)
     callbacks = []
     if chosen.asynchronous and chosen.executed > 1:
-        callbacks.append(
-            millrace.callbacks.TensorStatistics("*", gradients="*/kernel", print_every=0)
-        )
+        callbacks.append(millrace.callbacks.TensorStatistics("*", gradients="*/kernel"))
     if log is not None:
         callbacks.append(log_to(log, pace))
     if path is not None:

@@ -151,7 +151,7 @@ def of_nan(model):
 
 def of_statistics(model):
     callbacks = [
-        millrace.callbacks.TensorStatistics("*", "*", print_every=1000),
+        millrace.callbacks.TensorStatistics("*", "*"),
         RaisesInCallback(),
     ]
     fails(model, X, Y, batch_size=8, callbacks=callbacks)

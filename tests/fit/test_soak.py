@@ -62,7 +62,7 @@ def model(queue):
 def callbacks_of_a_run(directory):
     """Every callback that keeps something, each with a bound."""
     return [
-        millrace.callbacks.TensorStatistics("*", "*", print_every=10**6, max_rows=64),
+        millrace.callbacks.TensorStatistics("*", "*", max_rows=64),
         millrace.callbacks.Checkpoint(directory, every_steps=5 * ROWS, keep=2),
     ]
 

@@ -14,7 +14,7 @@ from millrace.errors import (
 )
 
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-CALLBACK, STATISTICS = millrace.callbacks.OutfeedCallback, millrace.callbacks.TensorStatistics
+CALLBACK = millrace.callbacks.OutfeedCallback
 IDENTITY = jax.jit(lambda x: x)
 
 
@@ -116,7 +116,6 @@ MISUSES = {
     "summary to a number": (summary(print_fn=3), OptionError, ["Received: 3", "print_fn=print"]),
     "summary of wide text": (summary(line_length="80"), OptionError, ["line_length", "'80'"]),
     "callback without a queue": (made(CALLBACK, None), OptionError, ["Received: None", "Outfeed"]),
-    "statistics to a number": (made(STATISTICS, "*", console=3), OptionError, ["print_every=0"]),
     "pipeline of no strategy": (pipeline(strategy=3), OptionError, ["Received: 3", "Strategy()"]),
     "pipeline of an array": (pipeline(infeed=X), OptionError, ["ndarray", "InfeedQueue(dataset)"]),
     "pipeline of no optimizer": (

@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import re
-import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,15 +29,9 @@ from millrace.api.callbacks.nan_search import NonFiniteTensor, first_non_finite,
 from millrace.api.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.base.options import TapRequest, whole_number
 from millrace.base.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
-from millrace.base.records.flight_directory import (
-    FLIGHTS,
-    OLDEST,
-    make_flight,
-    remove_old_flights,
-)
+from millrace.base.records.flight_directory import FLIGHTS, make_flight
 from millrace.base.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
 from millrace.compilation.cache.private import make_private
-from millrace.compilation.cache.use import Default, default_root
 from millrace.errors import ModelError, OptionError
 from millrace.run.compiled_loop.protocol import Halted
 from millrace.run.pipelines.assignment.assignment import Assignment
@@ -57,14 +50,14 @@ class NaNWatch(keras.callbacks.Callback):
 
     The model keeps the weights, the optimizer state and the seeds from before that update. A flight
     record is written to a directory: the model, the batches of the update and what was found in it.
-    That is in `flights` in the directory of the run (`Strategy(report_dir=...)`), or without one in
-    the user's cache directory, where the 20 newest stay, for 30 days.
+    That is in `flights` in the directory of the run (`Strategy(report_dir=...)`), or in a directory
+    that is given; without either, nothing is written.
 
     Args:
         gradients: patterns of variable names, such as `"dense*"`; all variables by default.
         last: number of last updates whose statistics are kept and written.
-        directory: parent of the directory that a flight record is written to, in place of the usual
-            one. Nothing is removed from it. None writes nothing.
+        directory: parent of the directory that a flight record is written to; None is that of the
+            run.
 
     Attributes:
         found: the `millrace.base.records.flight.FlightRecord` of the update, or None.
@@ -82,7 +75,7 @@ class NaNWatch(keras.callbacks.Callback):
         gradients: str | Sequence[str] = ALL,
         *,
         last: int = 10,
-        directory: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
+        directory: str | os.PathLike[str] | None = None,
     ):
         super().__init__()
         self._gradients = patterns_of("gradients", gradients)
@@ -92,13 +85,12 @@ class NaNWatch(keras.callbacks.Callback):
                 "gradients='*' for all variables."
             )
         self._last = whole_number("last", last, 1)
-        if directory is not None and not isinstance(directory, str | os.PathLike | Default):
+        if directory is not None and not isinstance(directory, str | os.PathLike):
             raise OptionError(
-                f"directory must be a path, or None to write nothing. Received: {directory!r}. "
+                f"directory must be a path, or None for that of the run. Received: {directory!r}. "
                 'Set directory="flights", for example, or leave it out.'
             )
-        is_path = isinstance(directory, str | os.PathLike)
-        self._directory = pathlib.Path(directory) if is_path else directory
+        self._directory = None if directory is None else pathlib.Path(directory)
         self._rows: deque[tuple[int, np.ndarray]] = deque(maxlen=self._last)
         self._tensors: tuple[Tensor, ...] = ()
         self._steps = self._updates = self._epoch = self._epoch_begin = 0
@@ -211,7 +203,8 @@ class NaNWatch(keras.callbacks.Callback):
         )
 
     def _write(self, halted: Halted) -> None:
-        if self._directory is None or process_index() != 0:
+        run = self._controller.totals.sinks.path
+        if (self._directory is None and run is None) or process_index() != 0:
             return
         try:  # whatever fails: training has stopped, and the diagnosis is in `found`
             flight = Flight(
@@ -221,8 +214,7 @@ class NaNWatch(keras.callbacks.Callback):
                 statistics=np.stack([row for _, row in self._rows]),
                 batches=halted.batches,
             )
-            parent, oldest, is_ours = self._parent(self._directory)
-            directory = make_flight(parent, self._fitted.name, self._updates - 1)
+            directory = make_flight(self._parent(run), self._fitted.name, self._updates - 1)
             self._save_model(directory / MODEL_FILE)
             write_flight(directory, flight)
         except Exception as error:
@@ -234,8 +226,6 @@ class NaNWatch(keras.callbacks.Callback):
             )  # fmt: skip
             return
         self.written = directory
-        if is_ours:
-            remove_old_flights(parent, oldest, directory)
 
     def _save_model(self, path: pathlib.Path) -> None:
         try:
@@ -247,21 +237,18 @@ class NaNWatch(keras.callbacks.Callback):
                 describe(error),
             )
 
-    def _parent(self, directory: pathlib.Path | Default) -> tuple[pathlib.Path, float | None, bool]:
-        """Returns the parent of a flight, the greatest age of others in it, and whether it is ours.
+    def _parent(self, run: pathlib.Path | None) -> pathlib.Path:
+        """Returns the parent of a flight, which exists.
 
         Raises:
             OSError: if it cannot be made.
         """
-        if not isinstance(directory, Default):
-            directory.mkdir(parents=True, exist_ok=True)
-            return directory, None, False
-        run, root = self._controller.totals.sinks.path, default_root()
-        if run is None and root is None:  # a user without a home
-            return pathlib.Path(tempfile.mkdtemp(prefix="millrace-flights-")), None, False
-        parent = (run or root or pathlib.Path()) / FLIGHTS
-        make_private(parent)
-        return parent, OLDEST if run is None else None, True
+        if self._directory is not None or run is None:
+            parent = self._directory or pathlib.Path()
+            parent.mkdir(parents=True, exist_ok=True)
+            return parent
+        make_private(run / FLIGHTS)
+        return run / FLIGHTS
 
     def _note(self) -> None:
         """Leaves a note of the flight in the records of the run."""

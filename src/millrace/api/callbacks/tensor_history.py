@@ -1,9 +1,7 @@
-"""Statistics of tensors over the whole training: columns, and a table after each epoch.
+"""Statistics of tensors over the whole training, as columns.
 
 StatisticsBlock  ->  Entries, Entries, ...   one for each block and kind; the oldest are dropped
                  ->  columns()               a row for each tensor of each entry, in order
-
-Tables are plain ASCII, with colors on a terminal.
 """
 
 import warnings
@@ -12,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jax.typing import DTypeLike
-from rich.console import Console
-from rich.table import Table
 
 from millrace.base.records.tensors import STATISTICS, Tensor
 
@@ -154,60 +150,3 @@ def _columns_of(entries: Entries) -> dict[str, np.ndarray]:
     for index, name in enumerate(STATISTICS):
         columns[name] = flat[:, index].astype(np.int64) if name in COUNTS else flat[:, index]
     return columns
-
-
-_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
-_COUNTS = 2  # the last two statistics, which are summed over the epoch
-
-
-class EpochTable:
-    """A table of an epoch: the last statistics of each tensor, and all its NaNs and infinities."""
-
-    def __init__(self) -> None:
-        self._newest: dict[tuple[Tensor, ...], Entries] = {}
-        self._sums: dict[tuple[Tensor, ...], np.ndarray] = {}
-
-    def add(self, entries: Entries) -> None:
-        """Adds entries of the epoch."""
-        tensors = entries.tensors
-        counts = entries.values[:, :, -_COUNTS:].sum(0, dtype=np.float64)
-        self._sums[tensors] = self._sums.get(tensors, 0) + counts
-        self._newest[tensors] = entries
-
-    def print(self, console: Console, epoch: int) -> None:
-        """Prints the table, unless it is empty."""
-        if not self._newest:
-            return
-        step = max(entries.steps[-1] for entries in self._newest.values())
-        update = max(entries.updates[-1] for entries in self._newest.values())
-        console.print(
-            f"epoch {epoch + 1}: tensors of step {step} and update {update}, nans and infs of the "
-            "whole epoch",
-            markup=False,
-        )
-        console.print(self._table())
-
-    def _table(self) -> Table:
-        table = Table("", "tensor", *STATISTICS, box=None, pad_edge=False)
-        for column in table.columns[2:]:
-            column.justify, column.no_wrap = "right", True
-        table.columns[1].overflow = "fold"
-        rows = [
-            (tensor, entries.values[-1, index, :-_COUNTS], self._sums[tensors][index])
-            for tensors, entries in self._newest.items()
-            for index, tensor in enumerate(tensors)
-        ]
-        before = ""
-        for tensor, last, sums in sorted(rows, key=lambda row: row[0].kind):
-            numbers = [f"{value:.3g}" for value in last]
-            counts = [f"{count:.0f}" for count in sums]
-            kind = "" if tensor.kind == before else tensor.kind
-            table.add_row(kind, tensor.name, *numbers, *counts, style="red" if sums.any() else None)
-            before = tensor.kind
-        return table
-
-
-def make_console() -> Console:
-    """Returns a console on standard output, with wide lines where it is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)

@@ -2,7 +2,7 @@
 
 programs       reduce each tensor to eight numbers, beside the step       programs/taps/tensors.py
 outfeed        delivers them while the device continues                   programs/taps/delivery.py
-this callback  numbers them, keeps them, prints them, writes them
+this callback  numbers them, keeps them, writes them
 """
 
 import os
@@ -14,17 +14,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from rich.console import Console
 
 from millrace.api.callbacks.tensor_board import EventFile
 from millrace.api.callbacks.tensor_choice import check_choice, choose
-from millrace.api.callbacks.tensor_history import (
-    Entries,
-    Epoch,
-    EpochTable,
-    TensorHistory,
-    make_console,
-)
+from millrace.api.callbacks.tensor_history import Entries, Epoch, TensorHistory
 from millrace.base.options import Moment, truth, whole_number
 from millrace.base.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.errors import ModelError, OptionError
@@ -61,11 +54,9 @@ class TensorStatistics(keras.callbacks.Callback):
         when: str | Moment = "before_apply",
         every: int = 1,
         *,
-        print_every: int = 1,
         max_rows: int = 1_000_000,
         tensorboard: str | os.PathLike[str] | None = None,
         histograms: bool = False,
-        console: Console | None = None,
     ):
         """Chooses the tensors. Patterns are those of a shell; pass one or several.
 
@@ -76,44 +67,34 @@ class TensorStatistics(keras.callbacks.Callback):
             when: `"before_apply"` looks at the gradients of each update, just before the optimizer
                 receives them; `"after_compute"` looks at those of each micro-batch.
             every: looks only at every n-th update and its micro-batches.
-            print_every: prints a table at the end of every n-th epoch; 0 prints none.
             max_rows: maximum number of rows, one for each tensor and micro-batch or update.
             tensorboard: a directory for scalars; needs the package `tensorboard`.
             histograms: also writes a histogram of each tensor there, with 64 bins between its
                 smallest and its largest element. It costs several times as much as the
                 statistics.
-            console: prints the tables; None is standard output.
 
         Raises:
             OptionError: if an option is invalid.
         """
         super().__init__()
-        if console is not None and not hasattr(console, "print"):
-            raise OptionError(
-                f"console must be a rich.console.Console, or None. Received: {console!r}. Set "
-                "print_every=0 to print nothing."
-            )
         if truth("histograms", histograms) and tensorboard is None:
             raise OptionError(
                 "histograms=True needs a directory for the histograms. Set tensorboard= to one."
             )
         bins = BINS if histograms else 0
         self._choice = choose(activations, gradients, when, every, bins)
-        self._print_every = whole_number("print_every", print_every, 0)
         self._history = TensorHistory(whole_number("max_rows", max_rows, 1))
         self._board = None if tensorboard is None else EventFile(tensorboard)
-        self._console = console
         self._controller: Controller | None = None
         # Blocks from the outfeed's thread. Everything else happens on the thread of callbacks.
         self._arrived: deque[StatisticsBlock] = deque()
         self._epoch = Epoch(0, 1)
         self._keras_steps = 0
-        self._table = EpochTable()
         self._seen: set[Tensor] = set()
         self._indices: dict[tuple[tuple[Tensor, ...], bool], list[int]] = {}
         self._recorded = RecordedTensors()
         self._has_looked = False  # whether patterns without matches were reported
-        self._reports = False  # whether this process prints and writes
+        self._reports = False  # whether this process writes for TensorBoard
 
     def statistics(self, block: StatisticsBlock) -> None:
         """Receives a block from the outfeed, which must not wait."""
@@ -189,7 +170,6 @@ class TensorStatistics(keras.callbacks.Callback):
         if self._controller.watchers.taps.every != self._choice.every:
             optimizer: Any = self._controller.model.optimizer
             self._epoch.iterations = int(np.asarray(optimizer.iterations.value))
-        self._table = EpochTable()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stores the statistics that have arrived."""
@@ -197,7 +177,7 @@ class TensorStatistics(keras.callbacks.Callback):
         self._process_arrived()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Waits for the statistics of the whole epoch, and prints their table."""
+        """Waits for the statistics of the whole epoch."""
         if self._controller is None:
             return
         self._controller.watchers.outfeed.flush()
@@ -205,9 +185,6 @@ class TensorStatistics(keras.callbacks.Callback):
         if (records := self._controller.totals.records) is not None:
             records.add_all(self._recorded.series(self._controller.model.name, epoch + 1))
         self._warn_of_unseen(self._controller.model)
-        if self._reports and self._print_every and (epoch + 1) % self._print_every == 0:
-            self._console = self._console or make_console()
-            self._table.print(self._console, epoch)
 
     def _end_epoch(self) -> None:
         self._process_arrived()
@@ -265,7 +242,6 @@ class TensorStatistics(keras.callbacks.Callback):
         tensors = tuple(rows.tensors[k] for k in indices)
         entries = Entries(epoch, of_updates, numbers[is_chosen], tensors, values[is_chosen])
         self._history.add(entries)
-        self._table.add(entries)
         if self._controller is not None and self._controller.totals.sinks:
             self._recorded.add(entries.tensors, entries.steps, entries.values)
         if self._board is not None and self._reports:
