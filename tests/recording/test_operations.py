@@ -15,8 +15,7 @@ from millrace.base.records.sinks import RecordSinks
 from millrace.compilation.executables.executable import compiled_of
 from millrace.compilation.executables.log import CompileLog, current_log, logging_to
 from millrace.tools.operations.groups import program_of
-from millrace.tools.recording.operations import counted_operations
-from millrace.tools.recording.programs import ProgramRecorder
+from millrace.tools.recording.programs import ProgramRecorder, counted_operations
 
 
 def dense():

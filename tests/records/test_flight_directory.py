@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.base.records.flight_directory import make_flight
+from millrace.base.records.flight import make_flight
 
 pytestmark = pytest.mark.quick
 

@@ -19,7 +19,7 @@ from millrace.base.records.memory_report import (
 )
 from millrace.base.records.run import last_loop, load, read_compile_log
 from millrace.errors import DataError
-from millrace.tools.cli.compile_log_table import show_compile_log
+from millrace.tools.cli.compile_log import show_compile_log
 from millrace.tools.cli.report_summary import show_summary
 from millrace.tools.reports.page import page
 from millrace.tools.reports.perfetto import write_perfetto

@@ -28,8 +28,15 @@ from millrace._compat.keras_loops import sync_state
 from millrace.api.callbacks.nan_search import NonFiniteTensor, first_non_finite, is_non_finite
 from millrace.api.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.base.options import TapRequest, whole_number
-from millrace.base.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
-from millrace.base.records.flight_directory import FLIGHTS, make_flight
+from millrace.base.records.flight import (
+    FLIGHTS,
+    MODEL_FILE,
+    Flight,
+    FlightNote,
+    FlightRecord,
+    make_flight,
+    write_flight,
+)
 from millrace.base.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
 from millrace.compilation.cache.private import make_private
 from millrace.errors import ModelError, OptionError

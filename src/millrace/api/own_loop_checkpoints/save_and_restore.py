@@ -23,10 +23,11 @@ from millrace.api.own_loop_checkpoints.comparison import (
     check_names,
     check_same_parts,
     check_same_variables,
+    forget_earlier,
     has_unbuilt,
+    warn_of_unsaved,
 )
 from millrace.api.own_loop_checkpoints.parts import NamedParts, is_of_metrics, set_state, state_of
-from millrace.api.own_loop_checkpoints.unsaved import forget_earlier, warn_of_unsaved
 from millrace.api.own_loops.copies import copies_to_save, put_saved
 from millrace.api.own_loops.running import running_call
 from millrace.base.checkpoints.directory import CheckpointDirectory

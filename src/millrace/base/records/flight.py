@@ -6,8 +6,11 @@ batches.npz       the micro-batches of the update: "0/x", "0/y", "1/x['image']",
 model.keras       the model as it was before the update, as Keras saves it
 """
 
+import contextlib
 import json
 import pathlib
+import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -116,3 +119,28 @@ def write_flight(directory: pathlib.Path, flight: Flight) -> None:
 def _plain(array: np.ndarray) -> np.ndarray:
     """Returns an array of a dtype that NumPy can read without JAX: bfloat16 as float32."""
     return array if array.dtype.kind in "biufcSU" else array.astype(np.float32)
+
+
+FLIGHTS = "flights"  # in the directory of a run
+_LONGEST = 80  # characters of a model's name
+
+
+def make_flight(parent: pathlib.Path, model: str, update: int) -> pathlib.Path:
+    """Makes a directory for a flight, which only its user can enter.
+
+    Args:
+        parent: that exists.
+        model: its name.
+        update: number of the update.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    start = re.sub(r"[^\w-]", "_", model)[:_LONGEST] or "_"
+    name = f"{start}-update{update}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return path
+    raise FileExistsError(f"{parent / name}")

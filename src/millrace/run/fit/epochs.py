@@ -37,9 +37,8 @@ from millrace.run.fit.data_position import batch_name, epoch_name
 from millrace.run.fit.execution import Execution
 from millrace.run.fit.merged_updates import merged_arguments
 from millrace.run.fit.multi_process import agree_on_built, agree_on_order
-from millrace.run.fit.resident_data import ResidentData
 from millrace.run.fit.uncompiled import runs_uncompiled
-from millrace.run.fit.whole_arrays import describe_arrays
+from millrace.run.fit.whole_arrays import ResidentData, describe_arrays
 
 logger = logging.getLogger("millrace")
 

@@ -1,4 +1,4 @@
-"""The arrays that a loop is given: whether they can stay on the devices, and what they are."""
+"""The arrays that a loop is given: what they are, and those that stay on the devices."""
 
 import zlib
 from collections.abc import Mapping
@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.keras_data import get_data_adapter
+from millrace._compat.keras_data import DataAdapter, get_data_adapter, is_array_adapter
 from millrace.base.pytrees import ArrayTree
+from millrace.programs.feeds.blocks import ResidentArrays
+from millrace.run.fit.setup import Setup
 
 _DATA = ("x", "y", "sample_weight")
 _ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
@@ -46,3 +48,29 @@ def describe_arrays(arguments: Mapping[str, Any]) -> str:
                 np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8).data, crc
             )
     return f"{', '.join(shapes)}, checksum {crc:08x}"
+
+
+class ResidentData:
+    """Puts the arrays of a loop on the devices, if they may stay there."""
+
+    def __init__(self, setup: Setup, adapter: DataAdapter, arguments: Mapping[str, Any]):
+        self._setup = setup
+        self._arguments = arguments
+        self._may = is_array_adapter(adapter)
+        self._has_looked = False
+        self._arrays: ResidentArrays | None = None
+
+    def arrays(self, reads_all: bool) -> ResidentArrays | None:
+        """Returns the arrays on the devices; None if they may not stay there.
+
+        Args:
+            reads_all: whether an epoch reads them from start to end.
+        """
+        if not self._has_looked:
+            self._has_looked = True
+            limit = self._setup.options.feed.max_resident_bytes
+            if limit and reads_all and self._may:
+                arrays = whole_arrays(self._arguments, limit)
+                if arrays is not None:
+                    self._arrays = ResidentArrays(arrays, self._setup.destination)
+        return self._arrays

@@ -1,4 +1,4 @@
-"""The owners of operations: the layer that each belongs to, or whatever else its name tells.
+"""The owners and the passes of operations: the layer and the pass that a name tells.
 
 Keras opens a name scope for each layer, so most operations carry their layer's name. Copies and
 changes of layout do not, and on CPU they are often alive at the peak. Such an operation gets the
@@ -7,8 +7,9 @@ name of the nearest named one: within its fusion, else among its operands and us
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from millrace.programs.steps.scopes import ACCUMULATION
 from millrace.run.memory.hlo_proto import Instruction, Module
 
 _WRAPPED = re.compile(r"^[\w-]+\((.*)\)$")
@@ -106,3 +107,51 @@ class NearestNames:
     def _neighbours(self, number: int) -> Iterator[int]:
         yield from self._operands[number]
         yield from self._users.get(number, ())
+
+
+_FORWARD = "jvp("
+_PASSES = re.compile(r"transpose\(jvp\(|transpose\(|jvp\(")
+
+
+def kind_finder(
+    layer_of: Callable[[str], str],
+    updates: Collection[str],
+    default: str = "",
+    repeats: bool = False,
+) -> Callable[[str], str]:
+    """Returns a function that finds the pass in the name of an operation.
+
+    Args:
+        layer_of: returns the layer in such a name, empty if there is none.
+        updates: name scopes of the update of the weights.
+        default: the pass of operations in scopes that tell none.
+        repeats: whether forward operations of the program repeat those of another one.
+    """
+
+    def kind_of(op_name: str) -> str:
+        """Returns a kind of `ProgramSegment`, empty if the name tells none."""
+        kinds = (_kind(each.strip().split("/"), updates) for each in op_name.split(";"))
+        kind = next(filter(None, kinds), "")  # XLA joins the names of what it fuses
+        if not kind and op_name and layer_of(op_name):
+            kind = "forward"
+        if kind == "forward" and repeats:
+            return "recomputation"
+        return kind or (default if "/" in op_name else "")
+
+    return kind_of
+
+
+def _kind(scopes: Sequence[str], updates: Collection[str]) -> str:
+    if ACCUMULATION in scopes:
+        return "accumulation"
+    if any(scope in updates for scope in scopes):
+        return "update"
+    if "rematted_computation" in scopes:
+        return "recomputation"
+    # The innermost transformation counts: a forward within a backward is computed again.
+    passes = _PASSES.findall("/".join(scopes))
+    if not passes:
+        return ""
+    if passes[-1] != _FORWARD:
+        return "backward"
+    return "forward" if set(passes) == {_FORWARD} else "recomputation"

@@ -25,8 +25,7 @@ from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramSegme
 from millrace.run.memory.hlo_proto import Allocation, Module, read_buffers
 from millrace.run.memory.labels import NoLabels, ProgramLabels, ValueLabel
 from millrace.run.memory.liveness import Liveness, live_buffer, liveness
-from millrace.run.memory.owners import NearestNames
-from millrace.run.memory.passes import kind_finder
+from millrace.run.memory.owners import NearestNames, kind_finder
 from millrace.run.memory.roles import BufferRoles
 
 MOST_POINTS = 4_000  # of a curve; a longer program keeps the fullest of each few neighbours

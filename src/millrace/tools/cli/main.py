@@ -19,7 +19,7 @@ import click
 
 from millrace.errors import MillraceError
 from millrace.tools.cli import checkpoint as cli_checkpoint
-from millrace.tools.cli import compilation as cli_compilation
+from millrace.tools.cli import compile_log as cli_compile_log
 from millrace.tools.cli import report as cli_report
 from millrace.tools.cli.launch import LaunchOptions, launch
 from millrace.tools.cli.launch_options import launch_options
@@ -50,7 +50,7 @@ def main() -> None:
 
 for _command in (
     *cli_checkpoint.COMMANDS,
-    *cli_compilation.COMMANDS,
+    *cli_compile_log.COMMANDS,
     *cli_report.COMMANDS,
     simulate_command,
 ):

@@ -17,8 +17,7 @@ from millrace.errors import MillraceError, PlanError
 from millrace.run.compiled_loop.budget import OverBudgetError
 from millrace.run.fit.setup import Setup
 from millrace.tools.planning.alternatives import Cut, PlannedLayout, base, layouts, updates_of
-from millrace.tools.planning.cost import cost_of, with_extra
-from millrace.tools.planning.estimates import least_peak
+from millrace.tools.planning.cost import cost_of, least_peak, with_extra
 from millrace.tools.planning.trials import CompiledUpdate, UpdateTrials
 
 MOST_TRIED = 10  # candidates compiled in order of time, after the first update of each layout

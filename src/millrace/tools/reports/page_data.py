@@ -9,8 +9,7 @@ from millrace.base.records.run import RunRecords
 from millrace.base.records.timeline import PASS_STYLES
 from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.limits import limits
-from millrace.tools.reports.memory_data import memory_data
-from millrace.tools.reports.program_data import compilations_data, operations_data
+from millrace.tools.reports.program_data import compilations_data, memory_data, operations_data
 from millrace.tools.reports.running import outcome_of, run_outcome
 from millrace.tools.reports.series_data import (
     epochs_data,

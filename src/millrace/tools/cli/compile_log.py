@@ -1,4 +1,4 @@
-"""The output of `millrace compile-log`: the compile log of a run.
+"""The command `millrace compile-log`, and its output: the compile log of a run.
 
     #  began     program    model  batch         how       trace  lower  XLA  peak  code
     1  09:15:02  train_run  mlp    float32[4,8]  compiled   0.10   0.05  0.20   ...
@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -137,3 +138,19 @@ def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -
         "recompilation_seconds": sum(record.seconds for record in recompilations),
         "switches": sum(record.count for record in records if not record.is_executable),
     }
+
+
+@click.command("compile-log")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--recompilations", is_flag=True, help="Show only recompilations.")
+@click.argument("run", type=click.Path(exists=True, path_type=pathlib.Path))
+def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) -> None:
+    """Show what a run compiled, how long it took, and why.
+
+    RUN is the directory of Strategy(report_dir=...), or a file compile_log*.jsonl in it. The run
+    need not have ended.
+    """
+    show_compile_log(run, recompilations, as_json)
+
+
+COMMANDS = (compile_log_command,)
