@@ -1,7 +1,6 @@
 """Whether a run goes on, and how its loops have ended."""
 
 import dataclasses
-import math
 import os
 import pathlib
 import socket
@@ -30,9 +29,6 @@ def of(*processes):
 def test_whether_a_run_goes_on():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     pid = gone.pid
-    while pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        time.sleep(0.01)
-    assert run_state(of(process(pid=pid))) == "ended"  # a zombie
     gone.wait()
     assert run_state(of(process(pid=pid))) == "ended"
     assert run_state(of()) == "unknown"
@@ -42,8 +38,6 @@ def test_whether_a_run_goes_on():
     assert run_state(of(process(pid=pid), process(process=1, pid=pid))) == "ended"
     # Of a run that was started again in the same directory, the later process counts.
     assert run_state(of(process(), process(pid=pid))) == "ended"
-    # The number of the process belongs to another one by now.
-    assert run_state(of(process(began=time.time() - 1e9))) == "ended"
     assert run_state(of(process(pid=-1))) == "ended"
     assert run_state(of(process(host="elsewhere", ended=time.time()))) == "ended"
 
@@ -67,8 +61,7 @@ FINISHED = {"ended": 300.0, "outcome": "finished"}
         ([{**ALIVE, "ended": 400.0}, {**ALIVE, "process": 1}], FINISHED, "finished", "finished"),
     ],
 )
-def test_how_a_loop_and_its_run_ended(processes, last, of_loop, of_run, monkeypatch):
-    monkeypatch.setattr("millrace.tools.reports.running._SLACK", math.inf)  # this process is young
+def test_how_a_loop_and_its_run_ended(processes, last, of_loop, of_run):
     loop = LoopRecord(number=0, model="mlp", mode="train", began=200.0, **last)
     run = of(*(process(**{"began": 100.0, **each}) for each in processes))
     run = dataclasses.replace(run, loops=(loop,))
