@@ -58,8 +58,7 @@ _MODULES = (
     "gradient_accumulation", "gradient_accumulation_optimizer", "horovod",
     "map_gradient_optimizer",
     "internal_ops", "math_ops", "nn_ops", "normalization_ops", "rand_ops",
-    "ipu_compiler", "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue",
-    "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
+    "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops", "ops",
     "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
 )  # fmt: skip
 

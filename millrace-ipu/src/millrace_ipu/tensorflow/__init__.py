@@ -23,14 +23,11 @@ from millrace_ipu.tensorflow import compat as compat
 from millrace_ipu.tensorflow import data as data
 from millrace_ipu.tensorflow import distribute as distribute
 from millrace_ipu.tensorflow import dtypes
-from millrace_ipu.tensorflow import estimator as estimator
 from millrace_ipu.tensorflow import extras as _extras
 from millrace_ipu.tensorflow import image as image
-from millrace_ipu.tensorflow import indexing as _indexing
 from millrace_ipu.tensorflow import linalg as linalg
 from millrace_ipu.tensorflow import math as math
 from millrace_ipu.tensorflow import nn as nn
-from millrace_ipu.tensorflow import norms as _norms
 from millrace_ipu.tensorflow import ops as _ops
 from millrace_ipu.tensorflow import random as random
 from millrace_ipu.tensorflow import summary as summary
@@ -67,38 +64,14 @@ _NAMES: dict[str, Any] = {
     **nn.OPS,
     **math.OPS,
     **_ops.OPS,
-    **_indexing.OPS,
-    **_norms.OPS,
     **_arrays.OPS,
 }
 for _name in (
-    "avg_pool",
-    "avg_pool2d",
-    "count_nonzero",
-    "depthwise_conv2d",
-    "divide_no_nan",
-    "floormod",
-    "in_top_k",
-    "lgamma",
-    "log_sigmoid",
-    "max_pool",
-    "multiply_no_nan",
-    "real",
-    "segment_sum",
-    "softsign",
-    "xlogy",
-    "unsorted_segment_sum",
-    "bias_add",
-    "dropout",
-    "moments",
-    "top_k",
-    "conv2d",
-    "max_pool2d",
-    "embedding_lookup",
-    "l2_normalize",
-    "reduce_euclidean_norm",
-    *_indexing.MATH,
-):
+    "avg_pool", "avg_pool2d", "bias_add", "conv2d", "count_nonzero", "depthwise_conv2d",
+    "divide_no_nan", "dropout", "embedding_lookup", "floormod", "in_top_k", "lgamma",
+    "log_sigmoid", "max_pool", "max_pool2d", "moments", "multiply_no_nan", "real", "softsign",
+    "top_k", "xlogy", *_arrays.MATH,
+):  # fmt: skip
     _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
 

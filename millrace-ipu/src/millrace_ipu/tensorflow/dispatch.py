@@ -14,7 +14,7 @@ import functools
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +51,14 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
 
     call.__name__ = call.__qualname__ = path.rpartition(".")[2]
     return call
+
+
+def operations(
+    package: str, functions: Mapping[str, Callable[..., Any]], keeps_names: bool = True
+) -> dict[str, Callable[..., Any]]:
+    """Returns operations by their names under `tf.package`; the arguments are those of `op`."""
+    start = f"{package}." if package else ""
+    return {name: op(f"{start}{name}", f, keeps_names) for name, f in functions.items()}
 
 
 def real_name(path: str, advice: str = "") -> Any:

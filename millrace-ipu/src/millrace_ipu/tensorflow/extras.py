@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import keras
 
 from millrace_ipu.tensorflow import optimizers_v1
+from millrace_ipu.tensorflow.arrays import split_by
 from millrace_ipu.tensorflow.dispatch import real_name
 from millrace_ipu.tensorflow.dtypes import DType, as_dtype
-from millrace_ipu.tensorflow.indexing import split_by
 
 _WEIGHTS = (".weights.h5", ".keras", ".h5")
 

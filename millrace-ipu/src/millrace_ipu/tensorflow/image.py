@@ -2,7 +2,7 @@
 
 resize(images, (224, 224))            as TensorFlow 2: centres of pixels, float32 results
 random_flip_left_right(image)         one draw for each image
-crop_and_resize(image, boxes, ...)    boxes as shares of height and width
+central_crop(images, 0.5)             also of a symbolic tensor, in a U-net
 
 Images may be arrays, those of a data set that `map()` changes, or symbolic tensors of a Keras
 model. Names that are missing here raise an error that says what to write.
@@ -19,8 +19,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from millrace.errors import OptionError
-from millrace_ipu.tensorflow.color import COLORS
-from millrace_ipu.tensorflow.dispatch import op, real_name
+from millrace_ipu.tensorflow.dispatch import operations, real_name
 from millrace_ipu.tensorflow.dtypes import as_dtype
 from millrace_ipu.tensorflow.random import seed_or_generator
 from millrace_ipu.tensorflow.values import TensorLike
@@ -127,38 +126,6 @@ def _central_crop(image: TensorLike, central_fraction: float) -> Any:
     return _crop(array, top, left, rows - 2 * top, columns - 2 * left)
 
 
-def _crop_and_resize(
-    image: TensorLike,
-    boxes: Any,
-    box_indices: TensorLike,
-    crop_size: Sequence[int],
-    method: str = "bilinear",
-    extrapolation_value: float = 0.0,
-) -> Any:
-    if method not in ("bilinear", "nearest"):
-        raise OptionError(f"method={method!r} must be 'bilinear' or 'nearest'.")
-    images = jnp.asarray(image, "float32")
-    corners = jnp.stack([jnp.stack([jnp.asarray(n, "float32") for n in box]) for box in boxes])
-    height, width = (int(n) for n in crop_size)
-
-    def positions(first: Any, last: Any, size: int, length: int) -> Any:
-        share = jnp.linspace(0.0, 1.0, size) if size > 1 else jnp.full((1,), 0.5)
-        return (first + (last - first) * share) * (length - 1)
-
-    def crop(box: Any, index: Any) -> Any:
-        rows, columns = images.shape[1:3]
-        ys = positions(box[0], box[2], height, rows)
-        xs = positions(box[1], box[3], width, columns)
-        grid = jnp.meshgrid(ys, xs, indexing="ij")
-        order = 1 if method == "bilinear" else 0
-        one = jnp.moveaxis(images[index], -1, 0)
-        values = [jax.scipy.ndimage.map_coordinates(c, grid, order, "nearest") for c in one]
-        inside = (grid[0] >= 0) & (grid[0] <= rows - 1) & (grid[1] >= 0) & (grid[1] <= columns - 1)
-        return jnp.where(inside[..., None], jnp.stack(values, -1), extrapolation_value)
-
-    return jax.vmap(crop)(corners, jnp.asarray(box_indices, "int32"))
-
-
 def _flipped(axis: int) -> Callable[[TensorLike], Any]:
     return lambda image: ops.flip(_array(image), axis)
 
@@ -172,13 +139,6 @@ def _randomly_flipped(axis: int) -> Callable[..., Any]:
         return ops.where(is_flipped, ops.flip(array, axis), array)
 
     return flip
-
-
-def _rotated(image: TensorLike, k: int = 1) -> Any:
-    array = _array(image)
-    for _ in range(k % 4):
-        array = ops.flip(ops.swapaxes(array, -3, -2), -3)
-    return array
 
 
 def _random_crop(value: TensorLike, size: Sequence[int], seed: int | None = None) -> Any:
@@ -211,26 +171,35 @@ def _converted(image: TensorLike, dtype: DTypeLike, saturate: bool = False) -> A
     return ops.cast(array, target.name) * int(ratio)
 
 
+def _standardized(image: TensorLike) -> Any:
+    array = ops.cast(image, "float32")
+    axes = (-3, -2, -1)
+    mean = ops.mean(array, axes, keepdims=True)
+    least = float(np.prod(array.shape[-3:])) ** -0.5
+    return (array - mean) / ops.maximum(ops.std(array, axes, keepdims=True), least)
+
+
+def _grayscale(images: TensorLike) -> Any:
+    gray = ops.image.rgb_to_grayscale(ops.cast(images, "float32"), data_format="channels_last")
+    return ops.cast(gray, _array(images).dtype)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "central_crop": _central_crop,
     "convert_image_dtype": _converted,
-    "crop_and_resize": _crop_and_resize,
     "crop_to_bounding_box": _crop,
     "flip_left_right": _flipped(-2),
     "flip_up_down": _flipped(-3),
     "pad_to_bounding_box": _pad,
+    "per_image_standardization": _standardized,
     "random_crop": _random_crop,
     "random_flip_left_right": _randomly_flipped(-2),
     "random_flip_up_down": _randomly_flipped(-3),
     "resize": _resize,
     "resize_with_crop_or_pad": _crop_or_pad,
-    "rot90": _rotated,
-    **COLORS,
+    "rgb_to_grayscale": _grayscale,
 }
-OPS = {
-    name: op(f"image.{name}", function, keeps_names=True) for name, function in _FUNCTIONS.items()
-}
-globals().update(OPS)
+globals().update(operations("image", _FUNCTIONS))
 
 
 def __getattr__(name: str) -> Any:
