@@ -26,17 +26,15 @@ LEVELS = [
     {"recording", "planning"},
     {"strategy", "distributed", "layers", "benchmark"},
     {"replay", "loops"},
-    {"callbacks", "optimizers", "tensorflow", "loop_checkpoints"},
+    {"callbacks", "optimizers", "loop_checkpoints"},
     {"function_pipelines"},
-    {"ipu"},
-    {"porting"},
     {"cli"},
-    {"__init__"},
+    {"extend", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-LEVEL["errors"] = LEVEL["threads"] = LEVEL["pytrees"] = LEVEL["collector"] = -1  # below everything
+LEVEL |= dict.fromkeys(("errors", "threads", "pytrees", "collector", "own_code"), -1)  # at the foot
 WITHOUT_JAX = {"errors", "threads", "arguments", "interrupts", "options", "records", "schedules"}
-WITHOUT_JAX |= {"reports", "collector"}
+WITHOUT_JAX |= {"reports", "collector", "own_code"}
 
 
 def units_and_imports():

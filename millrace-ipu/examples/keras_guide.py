@@ -2,7 +2,7 @@
 
 Each function is one situation, and prints its results.
 
-    python millrace-ipu/examples/keras_guide.py                       all of them, on eight virtual devices
+    python millrace-ipu/examples/keras_guide.py                        all, on eight virtual devices
     python millrace-ipu/examples/keras_guide.py gradient_accumulation
 """
 

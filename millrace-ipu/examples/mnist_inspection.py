@@ -3,10 +3,11 @@
 After each epoch, callbacks print the values that left the program: gradients of one layer at every
 weight update, activations at every batch. Choose among four models:
 
-    python millrace-ipu/examples/mnist_inspection.py                              Sequential, two stages
-    python millrace-ipu/examples/mnist_inspection.py --model-type Model           Functional, two stages
-    python millrace-ipu/examples/mnist_inspection.py --no-pipelining              Sequential, one device
-    python millrace-ipu/examples/mnist_inspection.py --model-type Model --no-pipelining
+    cd millrace-ipu/examples
+    python mnist_inspection.py                              Sequential, two stages
+    python mnist_inspection.py --model-type Model           Functional, two stages
+    python mnist_inspection.py --no-pipelining              Sequential, one device
+    python mnist_inspection.py --model-type Model --no-pipelining
 
 The second callback belongs to the queue that the model does not use, and says so. The activations
 stay unread, and the program does not wait. With --read-activations a third callback reads them.

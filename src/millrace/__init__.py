@@ -1,5 +1,6 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
+    extend.py            for packages that put another library's words on top of millrace
     cli/                 the command `millrace`
     function_pipelines/  pipelines of functions, in place of a model's layers
     optimizers/          optimizers around another one, such as one that shows gradients
@@ -45,6 +46,7 @@
     _backend.py          makes JAX the backend of Keras
     threads/             values of one thread, and tables that threads share
     errors.py            everything raised on purpose
+    own_code.py          which code is ours, where a line of the user's is looked for
     collector.py         Python's collector of garbage, held back while programs are traced
     pytrees.py           types of trees of arrays
 

@@ -21,6 +21,7 @@ from types import FrameType
 
 from millrace._compat.patch_table import INTERRUPTS
 from millrace._compat.patches import put_in, take_out
+from millrace.own_code import is_own_module
 
 PATIENCE_SECONDS = 1.0  # a second Ctrl-C after this time is raised at once in code of the user
 TERMINATED = 128 + signal.SIGTERM  # the exit status of a process that ended by this signal
@@ -68,7 +69,7 @@ class _Held:
             raise KeyboardInterrupt
 
 
-_LIBRARIES = {"millrace", "keras", "optree", "jax", "jaxlib", "numpy"}
+_LIBRARIES = {"keras", "optree", "jax", "jaxlib", "numpy"}
 
 
 def _is_users(frame: FrameType | None) -> bool:
@@ -80,7 +81,7 @@ def _is_users(frame: FrameType | None) -> bool:
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package not in sys.stdlib_module_names and not package.startswith("namedtuple_"):
-            return package not in _LIBRARIES
+            return package not in _LIBRARIES and not is_own_module(package)
         frame = frame.f_back
     return True
 

@@ -14,10 +14,9 @@ import jax
 import keras
 from jax._src.core import EvalTrace, Tracer, trace_ctx
 
-_PACKAGES = tuple(
-    str(pathlib.Path(file).parent)
-    for file in (jax.__file__, keras.__file__, pathlib.Path(__file__).parent)
-)
+from millrace.own_code import is_own_file
+
+_PACKAGES = tuple(str(pathlib.Path(file).parent) for file in (jax.__file__, keras.__file__))
 _PYTHON, _INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 
 
@@ -65,4 +64,5 @@ def origin_of(value: Any) -> str:
 
 def _is_users(file: str) -> bool:
     of_python = file.startswith(_PYTHON) and not file.startswith(_INSTALLED)
-    return not (of_python or file.startswith(_PACKAGES) or file.startswith("<frozen"))
+    is_ours = is_own_file(file) or file.startswith(_PACKAGES) or file.startswith("<frozen")
+    return not (of_python or is_ours)

@@ -35,7 +35,7 @@ class While(enum.Enum):
     CACHE = "from the first strategy with a cache to `Strategy(cache_dir=None)`"
     LOOPS = "while fit, evaluate, predict or one of their kind runs in the main thread"
     PROCESSES = "from the start of a run of several processes to its end"
-    IPU = "from the import of `millrace_ipu.ipu` or `millrace_ipu.tensorflow` to the end of the process"
+    IPU = "from the import of `millrace_ipu` to the end of the process"
     SCRIPT = "while `millrace run` runs a script"
 
 

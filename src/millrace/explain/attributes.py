@@ -10,6 +10,7 @@ import keras
 
 from millrace._compat.jax_tracing import JIT_NOTES
 from millrace._compat.keras_layers import OBJECT_BOOKKEEPING, bookkeeping, variables_without_decay
+from millrace.own_code import is_own_module
 
 # Attributes of functions, and of objects around functions, that do not change what these compute.
 NO_EFFECT = frozenset({"__doc__", "__annotations__", "__module__", *JIT_NOTES})
@@ -90,12 +91,12 @@ def _is_attached(value: object) -> bool:
     """Whether an attribute of a model is a method that a strategy has attached to it."""
     if not isinstance(value, FunctionType):
         return False
-    return str(value.__globals__.get("__name__")).startswith("millrace.")
+    return is_own_module(value.__globals__.get("__name__"))
 
 
 def is_tool(value: object) -> bool:
     """Whether an object of millrace's runs models, as a strategy does."""
     kind = type(value)
-    if not str(kind.__module__).startswith("millrace.") or dataclasses.is_dataclass(kind):
+    if not is_own_module(kind.__module__) or dataclasses.is_dataclass(kind):
         return False
     return not isinstance(value, (keras.Layer, *_KERAS, enum.Enum))

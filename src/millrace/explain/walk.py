@@ -25,13 +25,14 @@ from typing import Any
 import jax
 import keras
 
+from millrace.own_code import is_own_file, is_own_module
 from millrace.plan import Mode
 from millrace.records.compilation import Aspect, KeyField
 
 # Values in one walk. A closure over a whole application ends here, after 0.2 s.
 MAX_VALUES = 20_000
 # Packages whose versions are in every key.
-_ALWAYS = frozenset({"jax", "jaxlib", "keras", "numpy", "millrace"})
+_ALWAYS = frozenset({"jax", "jaxlib", "keras", "numpy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class Walk:
         top = (module or builtins.__name__).partition(".")[0]
         if top in _ALWAYS or top == "__main__" or top in sys.stdlib_module_names:
             return
+        if is_own_module(top):
+            return
         if not is_library_module(module):
             return
         version = version_of(top)
@@ -131,15 +134,13 @@ def _library_folders() -> tuple[str, ...]:
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     for module in (jax, keras, os):
         folders.add(os.path.dirname(os.path.abspath(str(module.__file__))))
-    # An editable millrace lies in none of them.
-    folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return tuple(folder.rstrip(os.sep) + os.sep for folder in folders)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library_file(path: str) -> bool:
     """Whether code in this file belongs to Python's library or to an installed package."""
-    if path.startswith("<frozen"):
+    if path.startswith("<frozen") or is_own_file(path):
         return True
     return path.startswith(_library_folders()) or "site-packages" in path or "dist-packages" in path
 
@@ -152,7 +153,7 @@ def is_library_module(name: str | None) -> bool:
     if name == "__main__":
         return False
     top = name.partition(".")[0]
-    if top in _ALWAYS:
+    if top in _ALWAYS or is_own_module(top):
         return True
     module: Any = sys.modules.get(name) or sys.modules.get(top)
     file = getattr(module, "__file__", None)

@@ -5,7 +5,6 @@ batch drawn ......... ......... ......... 60 s: a warning ......... the limit: D
 """
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from millrace.errors import DataError, add_note
 from millrace.interrupts import raise_if_interrupted
+from millrace.own_code import is_own_file
 
 T = TypeVar("T")
 
@@ -22,7 +22,6 @@ logger = logging.getLogger("millrace")
 
 WARN_SECONDS = 60.0  # without a batch
 POLL_SECONDS = 0.05  # between two checks for an interrupt by the user
-_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the files of millrace
 
 
 class BatchWait:
@@ -123,6 +122,6 @@ def stack_of(thread: threading.Thread) -> str:
     if frame is None:
         return "  (its thread has ended)\n"
     stack = traceback.extract_stack(frame)
-    own = [k for k, each in enumerate(stack) if each.filename.startswith(_OWN)]
+    own = [k for k, each in enumerate(stack) if is_own_file(each.filename)]
     outside = stack[own[-1] + 1 :] if own else stack
     return "".join(traceback.format_list(outside or stack))

@@ -38,6 +38,7 @@ from millrace.fit.controller import Controller, controller_of
 from millrace.fit.epochs import make_epoch_iterator
 from millrace.fit.functions import LoopFunction
 from millrace.options import MetricReduction
+from millrace.own_code import is_own_module
 from millrace.plan import Mode
 from millrace.precompile.described_epochs import (
     DescribedEpochIterator,
@@ -221,7 +222,7 @@ def _watching(callbacks: object) -> list[keras.callbacks.Callback]:
 
 
 def _is_ours(callback: object) -> TypeGuard[keras.callbacks.Callback]:
-    return any(each.__module__.startswith("millrace.") for each in type(callback).__mro__)
+    return any(is_own_module(each.__module__) for each in type(callback).__mro__)
 
 
 class DescribedFunction(LoopFunction):

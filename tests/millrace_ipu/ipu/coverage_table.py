@@ -1,8 +1,8 @@
 """The table of docs/porting.md: features of the IPU's programming model, and their tests.
 
 A test named `test_f40_...` tests feature 40, and `test_f40_f41_...` both. `python
-tests/millrace_ipu/ipu/coverage_table.py` writes the table between its two markers, and `--check` fails where it
-differs from the tests.
+tests/millrace_ipu/ipu/coverage_table.py` writes the table between its two markers, and `--check`
+fails where it differs from the tests.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-TESTS = pathlib.Path(__file__).parent.parent
+TESTS = pathlib.Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "porting.md"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 NAME = re.compile(r"test((?:_f\d\d)+)_")
@@ -168,7 +168,8 @@ def main() -> None:
     after = page(before)
     if parser.parse_args().check and after != before:
         sys.exit(
-            "docs/porting.md is not up to date. Run python tests/millrace_ipu/ipu/coverage_table.py."
+            "docs/porting.md is not up to date. Run "
+            "python tests/millrace_ipu/ipu/coverage_table.py."
         )
     PAGE.write_text(after)
     print(f"without a test: {missing() or 'none'}")

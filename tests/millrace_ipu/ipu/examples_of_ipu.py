@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 import sys
 
-DIRECTORY = pathlib.Path(__file__).parent.parent.parent / "examples" / "ipu"
+DIRECTORY = pathlib.Path(__file__).parents[3] / "millrace-ipu" / "examples"
 
 
 def load(name):

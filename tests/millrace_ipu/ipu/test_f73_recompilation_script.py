@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples" / "ipu"
+EXAMPLES = pathlib.Path(__file__).parents[3] / "millrace-ipu" / "examples"
 START, LOAD = "Starting phase: graphConstruction", "Loading executable\n"
 HEADINGS = ("Caching/warm up test", "Placeholder test", "Batch size test", "Results")
 

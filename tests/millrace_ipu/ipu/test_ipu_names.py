@@ -1,7 +1,8 @@
 """The public names and signatures of `millrace_ipu.ipu`, as ipu_names.txt has them.
 
 A change there is a change for every program that was written for the IPU. `KERAS_BACKEND=jax
-python tests/millrace_ipu/ipu/test_ipu_names.py` writes the file; names that are not for users go into INTERNAL.
+python tests/millrace_ipu/ipu/test_ipu_names.py` writes the file; names that are not for users go
+into INTERNAL.
 """
 
 import ast

@@ -3,15 +3,15 @@
     @idiom("Imports", "`keras.ipu` as an attribute, after `import keras`")
     def test_keras_ipu_is_an_attribute(program): ...
 
-`python tests/millrace_ipu/porting/idioms.py` writes the list of all idioms into docs/porting.md, between its two
-markers.
+`python tests/millrace_ipu/porting/idioms.py` writes the list of all idioms into docs/porting.md,
+between its two markers.
 """
 
 import ast
 import pathlib
 from typing import NamedTuple
 
-TESTS = pathlib.Path(__file__).parent.parent
+TESTS = pathlib.Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "porting.md"
 BEGIN, END = "<!-- idioms: begin -->", "<!-- idioms: end -->"
 GROUPS = (

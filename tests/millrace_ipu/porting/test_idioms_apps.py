@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from porting.idioms import idiom
+from idioms import idiom
 
 from millrace.errors import OptionError, UnsupportedError
 from millrace_ipu import tensorflow as tf

@@ -13,7 +13,7 @@ from millrace_ipu.porting.findings.rewrite import RewriteError, rewrite, write
 from millrace_ipu.porting.findings.show import show_rewritten
 
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras\n"
-HEAD = "from millrace_ipu import tensorflow as tf\nimport keras\nfrom millrace import ipu\n"
+HEAD = "from millrace_ipu import tensorflow as tf\nimport keras\nfrom millrace_ipu import ipu\n"
 
 
 def rewritten(text):
@@ -35,7 +35,7 @@ def rewritten(text):
         ),
         (
             "import os, tensorflow as tf, numpy as np  # all\n",
-            "import os\nfrom millrace import tensorflow as tf\nimport numpy as np  # all\n",
+            "import os\nfrom millrace_ipu import tensorflow as tf\nimport numpy as np  # all\n",
         ),
         ("from tensorflow import keras\n", f"{FIRST}import keras\n"),
         ("from tensorflow import keras as K\n", f"{FIRST}import keras as K\n"),
@@ -69,7 +69,8 @@ def rewritten(text):
         ),
         (
             "try:\n    import os, tensorflow as tf\nfinally:\n    pass\n",
-            "try:\n    import os\n    from millrace_ipu import tensorflow as tf\nfinally:\n    pass\n",
+            "try:\n    import os\n    from millrace_ipu import tensorflow as tf\n"
+            "finally:\n    pass\n",
         ),
         ("import numpy as np\nimport jax\n", "import numpy as np\nimport jax\n"),
         (HEAD, HEAD),
@@ -145,7 +146,7 @@ def test_encoding_and_line_endings_stay(tmp_path, newline, cookie, encoding):
     path.write_bytes(lines.replace("\n", newline).encode(encoding))
     path.chmod(0o750)
     write(rewrite(PortedProgram([path]), 1))
-    after = lines.replace("os, tensorflow", "os\nfrom millrace import tensorflow").replace(
+    after = lines.replace("os, tensorflow", "os\nfrom millrace_ipu import tensorflow").replace(
         "(3)", "(3,)"
     )
     assert path.read_bytes() == after.replace("\n", newline).encode(encoding)
@@ -246,7 +247,7 @@ def test_the_diff_has_colours_on_a_terminal(tmp_path):
     with console.capture() as captured:
         show_rewritten([path], writes=False, console=console, messages=Console(quiet=True))
     assert "\x1b[31m-import tensorflow" in captured.get()
-    assert "\x1b[32m+from millrace import" in captured.get()
+    assert "\x1b[32m+from millrace_ipu import" in captured.get()
 
 
 def test_the_flags():

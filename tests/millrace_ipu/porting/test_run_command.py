@@ -39,7 +39,7 @@ import outfeed_layers
 
 assert tf.__version__[0] == "2"
 assert ipu is millrace_ipu.ipu and ipu_utils is millrace_ipu.ipu.utils
-assert millrace_ipu.ipu.environment.cache_directory().endswith("/cache")  # as the program says itself
+assert millrace_ipu.ipu.environment.cache_directory().endswith("/cache")  # as the program says
 assert sys.modules["tensorflow.python.ipu.config"] is millrace_ipu.ipu.config
 assert keras.ipu is millrace_ipu.ipu.keras
 assert millrace_ipu.ipu.config.__spec__.name == "millrace_ipu.ipu.config"

@@ -1,5 +1,7 @@
 """Values that a session computes."""
 
+import sys
+
 import numpy as np
 import pytest
 

@@ -4,7 +4,7 @@
                    types; it must not find a module of millrace's under that name.
 
 serve({"keras.ipu": "millrace_ipu.ipu.keras"}, "keras")
-import keras.ipu.layers   ->   millrace_ipu.ipu.keras.layers, also as sys.modules["keras.ipu.layers"]
+import keras.ipu.layers  ->  millrace_ipu.ipu.keras.layers, also sys.modules["keras.ipu.layers"]
 """
 
 import functools

@@ -9,8 +9,8 @@ POPLAR_ENGINE_OPTIONS={"autoReport.all": ...}   a report of each program: engine
 PVTI_OPTIONS                                    a warning
 XLA_FLAGS                                       XLA reads it itself, at the first use of JAX
 
-They are read when `millrace_ipu.ipu` is imported, when a system is configured, and before a program is
-compiled: programs set them after the import, too.
+They are read when `millrace_ipu.ipu` is imported, when a system is configured, and before a
+program is compiled: programs set them after the import, too.
 
 Starting phase: graphConstruction               a program is compiled; by default "Compiling ..."
 Loading executable, Ending phase: ...           it is on its devices; by default "Loaded ..."

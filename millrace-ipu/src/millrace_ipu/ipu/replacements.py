@@ -80,7 +80,7 @@ def unsupported_module(name: str) -> UnsupportedModule | None:
     Args:
         name: its full name under `millrace_ipu.ipu`, or another of its names.
     """
-    path = name.partition("ipu.")[2].removeprefix("ops.")
+    path = name.partition(".ipu.")[2].removeprefix("ops.")
     if replacement(path) is None:
         return None
     return UnsupportedModule(name, f"ipu.{path}", _instead)

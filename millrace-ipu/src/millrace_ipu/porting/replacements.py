@@ -14,6 +14,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from millrace.extend import is_own_module
 from millrace_ipu.ipu.config import IPUConfig
 from millrace_ipu.ipu.config.option import Option, Subcategory, members
 from millrace_ipu.ipu.replacements import IPU as IPU
@@ -82,7 +83,7 @@ def option(path: str) -> tuple[bool, str]:
 
 
 def _member(owner: object, name: str) -> tuple[bool, Any]:
-    if isinstance(owner, ModuleType) and owner.__name__.startswith("millrace."):
+    if isinstance(owner, ModuleType) and is_own_module(owner.__name__):
         # A lazy attribute may come from the real TensorFlow, which may not be installed.
         if name in vars(owner):
             return _if_exists(vars(owner)[name])

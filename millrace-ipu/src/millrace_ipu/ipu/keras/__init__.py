@@ -1,8 +1,8 @@
 """Keras on the devices: layers, optimizers, pipeline stages, and the extensions of models.
 
-PipelineStage                     -> millrace.PipelineStage
-extensions                        -> the methods of attached models
-IPUModel, Model, ...              -> keras.Model, keras.Sequential: `millrace_ipu.ipu.porting_guide()`
+PipelineStage            -> millrace.PipelineStage
+extensions               -> the methods of attached models
+IPUModel, Model, ...     -> keras.Model, keras.Sequential: `millrace_ipu.ipu.porting_guide()`
 """
 
 import importlib

@@ -11,7 +11,7 @@ from millrace_ipu.porting.findings.near_names import of_module
 from millrace_ipu.porting.findings.own_modules import OwnModule, PortedProgram
 from millrace_ipu.porting.replacements import canonical
 
-_OWN = ("ipu", "tensorflow", "keras", "millrace")
+_OWN = ("ipu", "tensorflow", "keras", "millrace", "millrace_ipu")
 # Packages that import TensorFlow themselves, with what does the same without it.
 NEED_TENSORFLOW = {
     "tensorflow_datasets": "pip install tensorflow tensorflow-datasets; or keras.datasets",

@@ -12,6 +12,7 @@ Keras chooses its backend when it is imported, so an import of millrace comes be
 import ast
 from collections.abc import Callable, Iterator
 
+from millrace.extend import is_own_module
 from millrace_ipu.porting.findings.finding import TextEdit, replaced, start_of
 from millrace_ipu.porting.findings.source_text import SourceText
 from millrace_ipu.porting.replacements import canonical
@@ -126,7 +127,7 @@ class ImportRules:
         if alias.asname is None and name.partition(".")[0] == "tensorflow":
             return "from millrace_ipu import tensorflow"
         new = self._rename(canonical(name))
-        if new.partition(".")[0] not in _OWN or name.startswith("millrace"):
+        if new.partition(".")[0] not in _OWN or is_own_module(name):
             return None
         if new == name and name.startswith("keras"):
             return None
@@ -138,7 +139,7 @@ class ImportRules:
         served = self._served_by(module)
         if served is not None:
             return _from(f"{served}.{alias.name}", alias.asname or alias.name)
-        if name.startswith("millrace."):
+        if is_own_module(name):
             return None
         new = self._rename(canonical(name))
         if (new == name and name.startswith("keras")) or new.partition(".")[0] not in _OWN:
@@ -172,7 +173,7 @@ def _from(name: str, bound: str) -> str:
     """Returns the statement that binds a canonical name."""
     root, _, rest = name.partition(".")
     if not rest:
-        home, last = ("", root) if root == "keras" else ("millrace", root)
+        home, last = ("", root) if root == "keras" else ("millrace_ipu", root)
     else:
         inner, _, last = rest.rpartition(".")
         home = ".".join(filter(None, (_HOME[root], inner)))
@@ -220,7 +221,7 @@ def _needs_millrace_first(tree: ast.Module) -> bool:
         else:
             continue
         roots = {module.partition(".")[0] for module in modules}
-        if "millrace" in roots:
+        if any(map(is_own_module, roots)):
             return False
         if "keras" in roots:
             return True

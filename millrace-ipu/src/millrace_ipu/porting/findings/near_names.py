@@ -13,6 +13,7 @@ import importlib
 import inspect
 from collections.abc import Sequence
 
+from millrace.extend import is_own_module
 from millrace_ipu.ipu.advice import ADVICE as IPU_ADVICE
 from millrace_ipu.porting import advice, keras2_names
 from millrace_ipu.porting.findings.signatures import value_of
@@ -159,7 +160,8 @@ def _members(owner: str) -> list[str]:
 def _is_own(value: object) -> bool:
     """Whether a value is a class or a function of millrace or Keras, and no import of a module."""
     module = getattr(value, "__module__", None) or ""
-    return module.partition(".")[0] in ("millrace", "keras") and not inspect.ismodule(value)
+    is_own = is_own_module(module) or module.partition(".")[0] == "keras"
+    return is_own and not inspect.ismodule(value)
 
 
 @functools.cache

@@ -106,7 +106,7 @@ class PortedProgram:
         It does so for the modules of a tutorial, which programs copy; None for other modules.
         """
         alias = _aliases(self._roots.get(module.path, _NOWHERE)).get(name)
-        return None if alias is None else alias.removeprefix("millrace.")
+        return None if alias is None else alias.removeprefix("millrace_ipu.")
 
     def _add(self, path: pathlib.Path, root: pathlib.Path) -> None:
         try:

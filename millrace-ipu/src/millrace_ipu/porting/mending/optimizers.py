@@ -17,6 +17,7 @@ from millrace._compat.keras_optimizers import trained_by
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
 from millrace.errors import UnsupportedError
+from millrace.extend import is_own_module
 from millrace.optimizers.wrapping import added_up
 from millrace_ipu.porting.mending.calls import mended_arguments, replace_method, signed
 from millrace_ipu.porting.object_names import ASSIGNMENTS, COUNTED, OVERRIDES
@@ -112,7 +113,8 @@ def _refuse_assignments(schedule: object) -> None:
 def _refuse_overrides(kind: type) -> None:
     """Raises for a method that the program has written, and that Keras 3 would never call."""
     for each in kind.__mro__:
-        if each.__module__.partition(".")[0] in ("keras", "millrace", "builtins"):
+        package = each.__module__.partition(".")[0]
+        if package in ("keras", "builtins") or is_own_module(package):
             continue
         for name in OVERRIDES.keys() & vars(each).keys():
             raise UnsupportedError(

@@ -31,7 +31,7 @@ def private_module(name: str) -> ModuleType | None:
 
 def make_private_module(name: str) -> ModuleType:
     """Returns a new module whose attributes are looked up by `private_attribute`."""
-    module: Any = ModuleType(f"millrace.{name}", f"Public names for those of `{name}`.")
+    module: Any = ModuleType(f"millrace_ipu.{name}", f"Public names for those of `{name}`.")
     module.__path__ = []
     module.__getattr__ = functools.partial(private_attribute, name)
     return module
@@ -40,7 +40,7 @@ def make_private_module(name: str) -> ModuleType:
 def private_attribute(module: str, name: str) -> Any:
     """Returns the value of a name in a private module.
 
-    The names are those of `millrace_ipu.tensorflow`, then of the real TensorFlow, if it is installed.
+    The names are those of `millrace_ipu.tensorflow`, then of TensorFlow, if it is installed.
 
     Raises:
         AttributeError: if neither has it; the message has the public name, where there is one.

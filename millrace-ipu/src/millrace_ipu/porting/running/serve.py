@@ -1,6 +1,6 @@
 """Runs an IPU program unchanged: its imports of TensorFlow give modules of millrace.
 
-tensorflow                      millrace_ipu.tensorflow, and the real one's other names, if installed
+tensorflow                      millrace_ipu.tensorflow, and other names of an installed one
 tensorflow.keras                keras
 tensorflow.python.ipu           millrace_ipu.ipu
 keras.ipu                       millrace_ipu.ipu.keras

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from millrace.extend import is_own_file
 from millrace_ipu.tensorflow.conversion.rewrite import Rewriter
 from millrace_ipu.tensorflow.conversion.source import RUNTIME, function_of, tree_of, value_at
 from millrace_ipu.tensorflow.dispatch import is_real_tensor
@@ -110,11 +111,11 @@ _LIBRARIES = tuple(
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
-        os.path.dirname(os.path.dirname(os.path.dirname(__file__))),  # millrace itself
     )
 )
 
 
 def _is_of_user(function: types.FunctionType) -> bool:
     path = function.__code__.co_filename
-    return not path.startswith("<") and not os.path.realpath(path).startswith(_LIBRARIES)
+    is_library = is_own_file(path) or os.path.realpath(path).startswith(_LIBRARIES)
+    return not path.startswith("<") and not is_library
