@@ -67,9 +67,10 @@ opts = utils.set_norm_options(opts, use_stable_statistics=True)
 opts = utils.set_report_options(opts, report_options={{}})
 utils.configure_ipu_system(opts)
 print([device.id for device in ipu.ipu_strategy.IPUStrategy("/device:IPU:1").devices])
-print(opts.matmuls.poplar_options, opts.floating_point_behaviour.inv, opts.select_ipus)
+print(opts.device_connection.type.name, opts.select_ipus)
 """
-    assert program(text) == "[0]\n{'partialsType': 'half'} True [2, 0]\n"
+    assert program(text) == "[0]\nON_DEMAND [2, 0]\n"
+    assert "set_matmul_options has no effect. XLA decides this itself." in caplog.text
     assert (
         "set_report_options has no effect. Set create_ipu_config(profiling=True, re" in caplog.text
     )

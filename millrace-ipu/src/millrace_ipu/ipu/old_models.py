@@ -14,14 +14,16 @@ gradient_accumulation_count                 gradient_accumulation_steps_per_repl
 gradient_accumulation_dtype                 the same of set_pipelining_options(...), else dtype of
                                             set_gradient_accumulation_options(...)
 device_mapping (of PipelineModel)           the stage assignment
-batch_serialization_iterations,             the same of model.set_pipelining_options(...)
-pipeline_schedule, recomputation_mode,
-*_poplar_options, offload_weights,
-offload_weight_update_variables,
-offload_activations,
-offload_gradient_accumulation_buffers,
-replicated_optimizer_state_sharding,
-replicated_weight_sharding
+batch_serialization_iterations              of model.set_pipelining_options(...)
+pipeline_schedule                           of model.set_pipelining_options(...)
+recomputation_mode                          of model.set_pipelining_options(...)
+*_poplar_options                            of model.set_pipelining_options(...)
+offload_weight_update_variables             of model.set_pipelining_options(...)
+offload_activations                         of model.set_pipelining_options(...)
+offload_gradient_accumulation_buffers       of model.set_pipelining_options(...)
+offload_weights                             of model.set_pipelining_options(...)
+replicated_optimizer_state_sharding         of model.set_pipelining_options(...)
+replicated_weight_sharding                  of model.set_pipelining_options(...)
 """
 
 
