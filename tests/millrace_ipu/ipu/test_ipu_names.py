@@ -27,9 +27,8 @@ MODULES = (
     "ipu_infeed_queue", "ipu_outfeed_queue",
     "ipu_strategy", "keras", "keras.layers", "keras.optimizers", "loops",
     "math_ops", "nn_ops", "normalization_ops", "ops.cross_replica_ops", "ops.pipelining_ops",
-    "ops.replication_ops", "optimizers", "outfeed_callback", "outfeed_layers", "outfeed_optimizer",
-    "outfeed_wrapper", "pipelining_ops", "popdist", "popdist.tensorflow", "rand_ops",
-    "replication_ops", "scopes", "utils",
+    "ops.replication_ops", "optimizers", "pipelining_ops", "popdist", "popdist.tensorflow", "rand_ops",
+    "replication_ops", "scopes", "tutorial", "utils",
 )  # fmt: skip
 # Names that modules of the package use of each other.
 INTERNAL = {

@@ -18,7 +18,6 @@ from millrace_ipu._compat.module_aliases import serve as _serve
 from millrace_ipu.ipu.environment import read_variables as _read_variables
 from millrace_ipu.ipu.lazy_modules import submodule as _submodule
 from millrace_ipu.ipu.old_models import porting_guide as porting_guide
-from millrace_ipu.ipu.ops.operations import outlined_function as function
 from millrace_ipu.ipu.ops.operations import outlined_function as outlined_function
 from millrace_ipu.ipu.replacements import unsupported_module as _unsupported_module
 from millrace_ipu.ipu.replacements import unsupported_modules as _unsupported_modules
@@ -48,19 +47,21 @@ _ALIASES = {
     "math_ops": "ops.math_ops",
     "nn_ops": "ops.nn_ops",
     "normalization_ops": "ops.normalization_ops",
+    "outfeed_callback": "tutorial",
+    "outfeed_layers": "tutorial",
+    "outfeed_optimizer": "tutorial",
+    "outfeed_wrapper": "tutorial",
     "pipelining_ops": "ops.pipelining_ops",
     "rand_ops": "ops.rand_ops",
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "autoshard", "config", "control_flow_ops", "cross_replica_ops", "cross_replica_optimizer",
-    "data", "dataset_benchmark", "distributed", "embedding_ops", "functional_ops",
-    "gradient_accumulation", "gradient_accumulation_optimizer", "horovod",
-    "map_gradient_optimizer",
-    "internal_ops", "math_ops", "nn_ops", "normalization_ops", "rand_ops",
-    "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops", "ops",
-    "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
+    "autoshard", "config", "data", "dataset_benchmark", "distributed", "gradient_accumulation",
+    "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops",
+    "ops", "optimizers", "scopes", "utils", *(name for name in _ALIASES if "." not in name),
 )  # fmt: skip
+
+function = outlined_function  # its name in releases before 2.1
 
 
 def __getattr__(name: str) -> Any:

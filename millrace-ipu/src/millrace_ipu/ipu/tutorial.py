@@ -1,13 +1,21 @@
-"""The tutorial's module `outfeed_wrapper`.
+"""The modules of the tutorial about queues, under their own names: `ipu.outfeed_wrapper`, ...
 
-MaybeOutfeedQueue(outfeed_mode, filters)   -> millrace.MaybeOutfeedQueue(mode, filters)
-IPUOutfeedMode.ALL, LAST                   -> "all", "last"
-dequeue, maybe_dequeue                     -> the same; arrays also have .numpy()
+outfeed_wrapper     MaybeOutfeedQueue(outfeed_mode, filters)   -> millrace.MaybeOutfeedQueue
+                        IPUOutfeedMode.ALL, LAST               -> "all", "last"
+                        dequeue, maybe_dequeue                 arrays also have .numpy()
+outfeed_callback    OutfeedCallback                            -> millrace.callbacks
+outfeed_layers      Outfeed, MaybeOutfeed                      -> millrace.layers
+outfeed_optimizer   OutfeedOptimizer, OutfeedOptimizerMode     -> millrace.optimizers
 """
 
 import enum
 from typing import Any
 
+from millrace.callbacks.outfeed import OutfeedCallback as OutfeedCallback
+from millrace.layers.outfeed import MaybeOutfeed as MaybeOutfeed
+from millrace.layers.outfeed import Outfeed as Outfeed
+from millrace.optimizers.outfeed import OutfeedOptimizer as OutfeedOptimizer
+from millrace.optimizers.outfeed import OutfeedOptimizerMode as OutfeedOptimizerMode
 from millrace.taps import maybe_outfeed
 from millrace.taps.maybe_outfeed import Filter
 from millrace.taps.structure import ordered, plain
