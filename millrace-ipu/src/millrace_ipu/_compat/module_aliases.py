@@ -72,7 +72,6 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Returns the specification of an alias; None for any other name."""
-        del path, target
         real = self.real_name(fullname)
         if real is None or real == fullname:
             return None

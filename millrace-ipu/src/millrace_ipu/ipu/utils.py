@@ -51,13 +51,11 @@ def reset_ipu_seed(
     experimental_identical_replicas: bool = False,
 ) -> None:
     """Sets the random seeds of Keras, NumPy and Python."""
-    del device, cpu_device, experimental, experimental_identical_replicas
     keras.utils.set_random_seed(seed)
 
 
 def move_variable_initialization_to_cpu(graph: object = None) -> None:
     """Has no effect: variables are initialized outside of compiled programs anyway."""
-    del graph
     warn_no_effect(
         "move_variable_initialization_to_cpu",
         "Variables are initialized outside of compiled programs anyway: leave the call out.",
@@ -71,5 +69,4 @@ def running_on_ipu_model() -> bool:
 
 def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
     """Returns the number of devices in a logical device of the configured system."""
-    del device
     return len(current_system().devices_of(ipu_device))

@@ -36,8 +36,7 @@ from millrace_ipu.tensorflow.compat.v1 import Session as Session
 from millrace_ipu.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
 from millrace_ipu.tensorflow.compat.v1 import placeholder as placeholder
 from millrace_ipu.tensorflow.conversion.convert import recognize
-from millrace_ipu.tensorflow.data.elements import TensorShape as TensorShape
-from millrace_ipu.tensorflow.data.elements import TensorSpec as TensorSpec
+from millrace_ipu.tensorflow.data.elements import TensorShape, TensorSpec  # noqa: F401
 from millrace_ipu.tensorflow.dispatch import real_name
 from millrace_ipu.tensorflow.framework import control_dependencies as control_dependencies
 from millrace_ipu.tensorflow.framework import device as device
@@ -52,8 +51,7 @@ from millrace_ipu.tensorflow.gradients import custom_gradient as custom_gradient
 from millrace_ipu.tensorflow.iterators import device_iterators as device_iterators
 from millrace_ipu.tensorflow.tape import GradientTape as GradientTape
 from millrace_ipu.tensorflow.tensor_board import let_tensor_board_be_written
-from millrace_ipu.tensorflow.values import Tensor as Tensor
-from millrace_ipu.tensorflow.values import Variable as Variable
+from millrace_ipu.tensorflow.values import Tensor, Variable  # noqa: F401
 
 __version__ = "2.6.0"  # the TensorFlow release that has these names
 newaxis = None

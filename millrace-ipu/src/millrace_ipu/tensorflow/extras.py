@@ -85,7 +85,6 @@ def without_dtype(kind: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an initializer of TensorFlow 1, which also takes the dtype of its variables."""
 
     def make(*args: object, dtype: object = None, **kwargs: object) -> Any:
-        del dtype  # the variable has one of its own
         return kind(*args, **kwargs)
 
     make.__name__ = make.__qualname__ = kind.__name__

@@ -55,7 +55,6 @@ def function(
     Raises:
         OptionError: for an argument that tf.function never had, or if `func` is no function.
     """
-    del input_signature, jit_compile, reduce_retracing, experimental_compile
     unknown = set(others) - _OLDER
     if unknown:
         raise OptionError(

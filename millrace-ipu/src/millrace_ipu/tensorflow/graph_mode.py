@@ -134,7 +134,7 @@ class Session:
     """Computes deferred values. Sessions share their programs, so each is compiled only once."""
 
     def __init__(self, target: str = "", graph: object = None, config: object = None):
-        del target, graph, config  # of TensorFlow's servers
+        """Takes what is about TensorFlow's servers, without effect."""
 
     def run(self, fetches: object, feed_dict: Mapping[Any, ArrayLike] | None = None) -> Any:
         """Computes deferred values, and returns them as NumPy arrays.

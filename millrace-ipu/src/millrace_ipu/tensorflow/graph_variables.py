@@ -88,7 +88,6 @@ def variable_scope(
         initializer: of variables in the block without one of their own.
         dtype: likewise.
     """
-    del values
     around = _scope.get()
     if isinstance(name_or_scope, VariableScope):
         name = name_or_scope.name

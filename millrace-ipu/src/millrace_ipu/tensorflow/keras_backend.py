@@ -84,7 +84,6 @@ def _variable(
 def _constant(
     value: ArrayLike, dtype: DTypeLike | None = None, shape: ShapeLike | None = None, name: str = ""
 ) -> jax.Array:
-    del name
     array = jnp.asarray(value, _float(dtype))
     return array if shape is None else jnp.broadcast_to(array, tuple(shape))
 
@@ -101,7 +100,6 @@ def _switch(condition: TensorLike, then_expression: Any, else_expression: Any) -
 
 def _filled(fill: Callable[..., Any]) -> Callable[..., Any]:
     def make(shape: ShapeLike, dtype: DTypeLike | None = None, name: str | None = None) -> Any:
-        del name
         return fill(shape, _float(dtype))
 
     return make

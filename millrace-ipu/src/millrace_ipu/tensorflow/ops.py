@@ -50,7 +50,6 @@ def _tensor(
     dtype: DTypeLike | None = None,
     dtype_hint: DTypeLike | None = None,
 ) -> Any:
-    del dtype_hint
     if isinstance(value, str | bytes):
         return np.asarray(value).view(HostArray)
     if isinstance(value, keras.Variable):

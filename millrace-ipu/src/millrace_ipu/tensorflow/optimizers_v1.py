@@ -39,7 +39,6 @@ class GradientDescentOptimizer(_OfTensorFlow1, keras.optimizers.SGD):
     def __init__(
         self, learning_rate: Any = 0.01, use_locking: bool = False, name: str | None = None
     ) -> None:
-        del use_locking
         super().__init__(learning_rate, name=name or "GradientDescent")
 
 
@@ -54,7 +53,6 @@ class MomentumOptimizer(_OfTensorFlow1, keras.optimizers.SGD):
         name: str | None = None,
         use_nesterov: bool = False,
     ) -> None:
-        del use_locking
         super().__init__(learning_rate, float(momentum), use_nesterov, name=name or "Momentum")
 
 
@@ -70,7 +68,6 @@ class AdamOptimizer(_OfTensorFlow1, keras.optimizers.Adam):
         use_locking: bool = False,
         name: str | None = None,
     ) -> None:
-        del use_locking
         super().__init__(learning_rate, beta1, beta2, epsilon, name=name or "Adam")
 
 

@@ -123,7 +123,6 @@ def create_file_writer(
     experimental_trackable: bool = False,
 ) -> SummaryWriter:
     """Returns a writer for a directory, which is made with the first value."""
-    del max_queue, flush_millis, name, experimental_trackable
     return SummaryWriter(logdir, filename_suffix or ".v2")
 
 
@@ -236,7 +235,6 @@ def _record(kind: str, name: str, data: Any, step: Any, summary: Callable[[Any],
 
 def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
     """Writes what is waiting to the file of a writer; None is the default one."""
-    del name
     writer = writer or _writer.get() or _State.writer
     if writer is not None:
         writer.flush()

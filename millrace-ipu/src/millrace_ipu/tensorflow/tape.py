@@ -42,7 +42,6 @@ class GradientTape:
     """
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True):
-        del persistent
         self._watches_variables = watch_accessed_variables
         self._block: _TapedBlock | None = None
         self._outputs: list[jax.Array] | None = None

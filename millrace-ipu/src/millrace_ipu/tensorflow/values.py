@@ -72,7 +72,6 @@ class Variable(metaclass=_VariableType):
             dtype: None takes the dtype of the value; Python numbers become 32-bit.
             **others: options for shapes and devices, without effect.
         """
-        del validate_shape, caching_device, variable_def, others
         value = initial_value() if callable(initial_value) else initial_value
         array = jnp.asarray(value, None if dtype is None else as_dtype(dtype))
         return keras.Variable(

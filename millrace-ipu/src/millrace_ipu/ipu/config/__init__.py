@@ -17,19 +17,15 @@ from collections.abc import Mapping
 
 from millrace.errors import OptionError
 from millrace_ipu.ipu.config import devices, option
-from millrace_ipu.ipu.config.categories import OPTIONS
-from millrace_ipu.ipu.config.categories import DeviceConnectionType as DeviceConnectionType
-from millrace_ipu.ipu.config.categories import (
-    MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour,
+from millrace_ipu.ipu.config.categories import (  # noqa: F401 - names of this module
+    OPTIONS,
+    DeviceConnectionType,
+    MergeRemoteBuffersBehaviour,
+    SchedulingAlgorithm,
+    SelectionOrder,
+    StochasticRoundingBehaviour,
 )
-from millrace_ipu.ipu.config.categories import SchedulingAlgorithm as SchedulingAlgorithm
-from millrace_ipu.ipu.config.categories import SelectionOrder as SelectionOrder
-from millrace_ipu.ipu.config.categories import (
-    StochasticRoundingBehaviour as StochasticRoundingBehaviour,
-)
-from millrace_ipu.ipu.config.devices import System as System
-from millrace_ipu.ipu.config.devices import current_system as current_system
-from millrace_ipu.ipu.config.devices import reset_system as reset_system
+from millrace_ipu.ipu.config.devices import System, current_system, reset_system  # noqa: F401
 from millrace_ipu.ipu.config.option import AttributeMetadata as AttributeMetadata
 from millrace_ipu.ipu.config.option import Category, Option, with_options
 

@@ -41,7 +41,6 @@ def allreduce(
         postscale_factor: a factor for the result.
         name: ignored.
     """
-    del name
     total = (_gathered(tensor) * np.asarray(prescale_factor, "float64")).sum(0)
     mean = total / process_count() if _method(op) is ReduceOp.MEAN else total
     dtype = np.asarray(tensor).dtype
@@ -51,7 +50,6 @@ def allreduce(
 
 def all_reduce(value: Any, reduce_op: ReduceOp | str, tensor_name: str | None = None) -> Any:
     """Returns the sum, or the mean, of the arrays of all processes; see `allreduce`."""
-    del tensor_name
     return allreduce(value, reduce_op)
 
 
@@ -66,7 +64,6 @@ def broadcast(
         name: ignored.
         tensor_name: ignored.
     """
-    del name, tensor_name
     return _gathered(tensor)[root_rank]
 
 
@@ -77,7 +74,6 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
         tensor: an array; the lengths of its first axis may differ between processes.
         name: ignored.
     """
-    del name
     own = _on_host(tensor)
     lengths = _gathered(np.asarray(len(own)))
     padded = np.zeros((int(lengths.max()), *own.shape[1:]), own.dtype)

@@ -160,5 +160,4 @@ def recomputation_checkpoint(tensors: _Activations, name: str | None = None) -> 
         tensors: an array, or a tree of them.
         name: ignored.
     """
-    del name
     return _mark(tensors)

@@ -90,7 +90,6 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         verify_usage: bool = True,
         name: str = "GradientAccumulationOptimizer",
     ):
-        del verify_usage
         check_plain(opt)
         super().__init__(opt, num_mini_batches, name=name)
 

@@ -74,7 +74,6 @@ class Minimizing(WrappingOptimizer):
             global_step: a variable to add 1 to.
             name: ignored.
         """
-        del name
         updates = super().apply_gradients(grads_and_vars)
         if isinstance(global_step, keras.Variable):
             global_step.assign_add(1)

@@ -79,7 +79,6 @@ def getReplicaIndexOffset() -> int:  # noqa: N802
 
 def getDeviceId(ipus_per_replica: int | None = None) -> int:  # noqa: N802
     """Returns the number of this process's first device among those of all."""
-    del ipus_per_replica
     return getInstanceIndex() * _jax.local_device_count() if isPopdistEnvSet() else 0
 
 
@@ -113,7 +112,6 @@ def execute_on_instances(
 
 def synchronize(group: object = None) -> None:
     """Waits until all processes have come here."""
-    del group
     _check_same({"call": "popdist.synchronize()"}, _SECONDS)
 
 

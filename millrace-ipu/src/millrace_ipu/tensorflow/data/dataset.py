@@ -236,17 +236,14 @@ class Dataset:
 
     def cache(self, filename: str = "") -> "Dataset":
         """Returns the elements, kept in memory once a whole pass has read them."""
-        del filename  # they are kept in memory in any case
         return self._like(steps.Cached(self._elements), self._cardinality)
 
     def prefetch(self, buffer_size: int | None = None) -> "Dataset":
         """Returns this data set: feeds read ahead in any case."""
-        del buffer_size
         return self
 
     def with_options(self, options: object) -> "Dataset":
         """Returns this data set: the options are about TensorFlow's threads."""
-        del options
         return self
 
     def apply(self, transformation_func: Callable[["Dataset"], DatasetResult]) -> DatasetResult:

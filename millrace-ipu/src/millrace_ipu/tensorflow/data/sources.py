@@ -31,7 +31,6 @@ def from_tensor_slices(
     Raises:
         DataError: if the arrays have different numbers of rows.
     """
-    del name
     arrays = as_element(tensors)
     sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(arrays)}
     if len(sizes) != 1 or None in sizes:
@@ -61,7 +60,6 @@ _PAIR = jax.tree.structure((0, 0))
 
 def from_tensors(cls: StreamClass[Stream], tensors: object, name: str | None = None) -> Stream:
     """Returns a data set of one element."""
-    del name
     element = as_element(tensors)
     return cls(lambda: iter([element]), 1, lambda: spec_of(element))
 
@@ -73,7 +71,6 @@ def from_range(
     name: str | None = None,
 ) -> Stream:
     """Returns a data set of the numbers of Python's `range`."""
-    del name
     numbers, dtype = range(*map(int, args)), as_dtype(output_type)
     return cls(lambda: map(dtype.type, numbers), len(numbers), lambda: TensorSpec((), dtype))
 
@@ -101,7 +98,6 @@ def from_generator(
     Raises:
         OptionError: if `generator` is not a function, or neither types nor a signature are set.
     """
-    del name
     if not callable(generator):
         raise OptionError(
             f"from_generator() takes a function that returns an iterator. Received: "

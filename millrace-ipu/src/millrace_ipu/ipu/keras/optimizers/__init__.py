@@ -13,13 +13,9 @@ from millrace_ipu.ipu.keras.optimizers.of_addons import AdamIpuOptimizer as Adam
 from millrace_ipu.ipu.keras.optimizers.of_addons import LAMBIpuOptimizer as LAMBIpuOptimizer
 from millrace_ipu.ipu.keras.optimizers.of_addons import SGDIpuOptimizer as SGDIpuOptimizer
 from millrace_ipu.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
-from millrace_ipu.ipu.optimizers.cross_replica_optimizer import (
-    CrossReplicaOptimizer as CrossReplicaOptimizer,
-)
+from millrace_ipu.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer  # noqa: F401
 from millrace_ipu.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
-from millrace_ipu.ipu.optimizers.map_gradient_optimizer import (
-    MapGradientOptimizer as MapGradientOptimizer,
-)
+from millrace_ipu.ipu.optimizers.map_gradient_optimizer import MapGradientOptimizer  # noqa: F401
 from millrace_ipu.ipu.replacements import other_name as _other_name
 
 GradientAccumulationOptimizer = _accumulation.GradientAccumulationOptimizerV2
