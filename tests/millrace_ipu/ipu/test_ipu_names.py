@@ -33,7 +33,7 @@ MODULES = (
 # Names that modules of the package use of each other.
 INTERNAL = {
     "Category", "Operation", "Option", "PipelineArguments", "Subcategory", "System",
-    "call_or_defer", "checked_ordinal", "current_strategy", "current_system", "devices_in_scope",
+    "call_or_defer", "check_arguments", "current_strategy", "current_system", "devices_in_scope",
     "extend", "is_extended", "is_within_a_program", "member_by_name", "number_of_results",
     "processes_of", "put", "reduction_method", "reset_system", "revive_from_configs",
     "run_pipeline", "settings_of", "uses_old_names", "warn_no_effect",

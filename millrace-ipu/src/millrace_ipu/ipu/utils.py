@@ -23,7 +23,6 @@ from millrace_ipu.ipu.config import StochasticRoundingBehaviour as StochasticRou
 from millrace_ipu.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.config import reset_ipu_configuration as reset_ipu_configuration
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.old_configuration import SETTERS as _SETTERS
 from millrace_ipu.ipu.old_configuration import (  # noqa: F401 - names of this module
     ExecutionProfileType,
@@ -56,10 +55,6 @@ def reset_ipu_seed(
 
 def move_variable_initialization_to_cpu(graph: object = None) -> None:
     """Has no effect: variables are initialized outside of compiled programs anyway."""
-    warn_no_effect(
-        "move_variable_initialization_to_cpu",
-        "Variables are initialized outside of compiled programs anyway: leave the call out.",
-    )
 
 
 def running_on_ipu_model() -> bool:

@@ -26,9 +26,6 @@ from millrace.errors import OptionError
 from millrace.threads.scoped_value import ScopedValue
 from millrace_ipu.tensorflow.no_operation import say_once
 
-_PROFILE = "jax.profiler.trace(directory) records programs"
-_EVENTS, _SUMMARIES = "tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"
-
 
 def _module(name: str) -> Any:
     """Returns a module of the package `tensorboard`; none that are used need TensorFlow.
@@ -57,7 +54,7 @@ class SummaryWriter:
         self._path: pathlib.Path | None = None
         self._waiting: list[Any] = []
         if directory is not None:
-            self._events = _module(_EVENTS)
+            self._events = _module("tensorboard.compat.proto.event_pb2")
             self._records = _module("tensorboard.summary.writer.record_writer")
 
     @contextlib.contextmanager
@@ -133,12 +130,10 @@ def create_noop_writer() -> SummaryWriter:
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
     """Writes a number; returns whether it was recorded."""
-
-    def summary(value: Any) -> Any:
-        number = np.asarray(value).reshape(())
-        return _module("tensorboard.plugins.scalar.summary_v2").scalar_pb(name, number, description)
-
-    return _record("scalar", name, data, step, summary)
+    plugin = "tensorboard.plugins.scalar.summary_v2"
+    return _record("scalar", name, data, step, lambda value: _module(plugin).scalar_pb(
+        name, value.reshape(()), description
+    ))  # fmt: skip
 
 
 def histogram(
@@ -149,12 +144,10 @@ def histogram(
     description: str | None = None,
 ) -> bool:
     """Writes the histogram of an array; returns whether it was recorded."""
-
-    def summary(value: Any) -> Any:
-        plugin = _module("tensorboard.plugins.histogram.summary_v2")
-        return plugin.histogram_pb(name, np.asarray(value), buckets, description)
-
-    return _record("histogram", name, data, step, summary)
+    plugin = "tensorboard.plugins.histogram.summary_v2"
+    return _record("histogram", name, data, step, lambda value: _module(plugin).histogram_pb(
+        name, value, buckets, description
+    ))  # fmt: skip
 
 
 def image(
@@ -162,14 +155,12 @@ def image(
 ) -> bool:
     """Writes images `[n, height, width, channels]`; returns whether they were recorded."""
 
-    def summary(value: Any) -> Any:
-        images = np.asarray(value)
+    def summary(images: np.ndarray) -> Any:
         if images.dtype.kind == "f":  # from 0 to 1
             images = np.clip(images, 0, 1) * 255 + 0.5
         sizes = [str(images.shape[2]), str(images.shape[1])]
         files = [_png(each) for each in images[:max_outputs].astype("uint8")]
-        plugin = _module("tensorboard.plugins.image.metadata")
-        return _texts(name, [*sizes, *files], plugin.create_summary_metadata(None, description))
+        return _texts(name, [*sizes, *files], "image", description)
 
     return _record("image", name, data, step, summary)
 
@@ -183,31 +174,29 @@ def _png(image: np.ndarray) -> bytes:
 
 def text(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
     """Writes a text, or a list of texts; returns whether it was recorded."""
-
-    def summary(value: Any) -> Any:
-        plugin = _module("tensorboard.plugins.text.metadata")
-        texts = np.asarray(value)
-        texts = texts.tolist() if texts.ndim else texts.item()
-        return _texts(name, texts, plugin.create_summary_metadata(None, description))
-
-    return _record("text", name, data, step, summary)
+    return _record("text", name, data, step, lambda value: _texts(
+        name, value.tolist(), "text", description
+    ))  # fmt: skip
 
 
 def keras_model(json: str) -> bool:
     """Writes the structure of a Keras model; returns whether it was recorded."""
 
     def summary(_: Any) -> Any:
-        metadata = _module(_SUMMARIES).SummaryMetadata()
-        metadata.plugin_data.plugin_name, metadata.plugin_data.content = "graph_keras_model", b"1"
-        return _texts("keras", json, metadata)
+        summary = _texts("keras", json, "text", None)
+        data = summary.value[0].metadata.plugin_data
+        data.plugin_name, data.content = "graph_keras_model", b"1"
+        return summary
 
     return _record("write", "keras", json, 0, summary)
 
 
-def _texts(tag: str, texts: Any, metadata: Any) -> Any:
-    """Returns texts, or files, as a summary."""
+def _texts(tag: str, texts: Any, kind: str, description: str | None) -> Any:
+    """Returns texts, or files, as a summary for a plugin."""
     tensor = _module("tensorboard.util.tensor_util").make_tensor_proto(texts, dtype=np.object_)
-    summary = _module(_SUMMARIES).Summary()
+    plugin = _module(f"tensorboard.plugins.{kind}.metadata")
+    summary = _module("tensorboard.compat.proto.summary_pb2").Summary()
+    metadata = plugin.create_summary_metadata(None, description)
     summary.value.add(tag=tag, metadata=metadata, tensor=tensor)
     return summary
 
@@ -229,7 +218,7 @@ def _record(kind: str, name: str, data: Any, step: Any, summary: Callable[[Any],
             "tf.summary.experimental.set_step(number) before."
         )
     value = data.value if isinstance(data, keras.Variable) else data
-    writer.add(int(keras.ops.convert_to_numpy(step)), summary(value))
+    writer.add(int(keras.ops.convert_to_numpy(step)), summary(np.asarray(value)))
     return True
 
 
@@ -256,16 +245,14 @@ def should_record_summaries() -> bool:
 
 def trace_on(*_: object, **__: object) -> None:
     """Has no effect, and says what has one."""
-    say_once(f"tf.summary.trace_on has no effect: {_PROFILE}.")
+    say_once("tf.summary.trace_on has no effect: jax.profiler.trace(directory) records programs.")
 
 
 def trace_export(*_: object, **__: object) -> None:
-    """Has no effect, and says what has one."""
-    say_once(f"tf.summary.trace_export has no effect: {_PROFILE}.")
+    """Has no effect, as `trace_on`."""
 
 
-def trace_off(*_: object) -> None:
-    """Has no effect."""
+trace_off = trace_export
 
 
 class experimental:  # noqa: N801  # TensorFlow's name

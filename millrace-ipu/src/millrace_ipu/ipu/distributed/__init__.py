@@ -37,24 +37,9 @@ def shutdown() -> None:
     """Has no effect: processes part when they end."""
 
 
-def size() -> int:
-    """Returns the number of processes."""
-    return _process_count()
-
-
-def rank() -> int:
-    """Returns the number of this process, from 0."""
-    return _process_index()
-
-
-def local_size() -> int:
-    """Returns the number of processes on this machine: all of them, under `millrace poprun`."""
-    return _process_count()
-
-
-def local_rank() -> int:
-    """Returns the number of this process on its machine."""
-    return _process_index()
+# `millrace poprun` starts all processes on this machine.
+size = local_size = _process_count
+rank = local_rank = _process_index
 
 
 def is_initialized() -> bool:
