@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import weakref
 
 import jax
 import keras
@@ -28,7 +29,8 @@ X = np.arange(128, dtype="float32").reshape(32, 4) / 128
 @pytest.fixture(autouse=True)
 def own_reports(monkeypatch, tmp_path):
     """Begins without reports, in a directory of its own."""
-    monkeypatch.setattr(program_reports, "_watched", program_reports._Watched())
+    monkeypatch.setattr(program_reports, "_sinks", weakref.WeakSet())
+    monkeypatch.setattr(program_reports, "_taker", [])
     monkeypatch.setattr(no_effect, "notes", Notes())
     monkeypatch.delenv("POPLAR_ENGINE_OPTIONS", raising=False)
     monkeypatch.chdir(tmp_path)

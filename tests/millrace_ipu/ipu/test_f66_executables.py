@@ -181,7 +181,7 @@ def test_f66_other_flags_of_the_ipu_warn_once(caplog, capsys, monkeypatch):
 def test_f66_the_environment_is_read_when_it_changes(monkeypatch, no_cache, caplog):
     told = []
     monkeypatch.setattr(environment, "use_cache", told.append)
-    monkeypatch.setattr(environment, "_environment", environment._Environment())
+    monkeypatch.setattr(environment, "_in_force", [("", "", os.environ.get("XLA_FLAGS", ""))])
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=somewhere")
     environment.read_variables()
     environment.read_variables()
