@@ -38,11 +38,19 @@ class _OfAddons(keras.optimizers.Optimizer):
     def __init__(
         self,
         *args: Any,
+        m_dtype: object = None,
+        v_dtype: object = None,
+        vhat_dtype: object = None,
+        momentum_accum_dtype: object = None,
+        optimizer_compute_precisions: object = None,
+        outline_apply_gradients: object = None,
+        outline_apply_gradients_kwargs: object = None,
         gradient_transformers: Iterable[Callable[[Any], Pairs]] | None = None,
         **kwargs: Any,
     ):
+        given = dict(locals())
         for name, advice in _WITHOUT.items():
-            if kwargs.pop(name, None) not in _PLAIN:
+            if given[name] not in _PLAIN:
                 warn_no_effect(f"{type(self).__name__}({name}=)", advice)
         super().__init__(*args, **kwargs)
         self.gradient_transformers = list(gradient_transformers or ())
