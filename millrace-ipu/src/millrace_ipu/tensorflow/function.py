@@ -37,8 +37,6 @@ def function(
     input_signature: object = None,
     autograph: bool = True,
     jit_compile: bool | None = None,
-    reduce_retracing: bool = False,
-    experimental_compile: bool | None = None,
     **others: object,
 ) -> Any:
     """Compiles a whole function on its first call.
@@ -48,9 +46,7 @@ def function(
         input_signature: has no effect: shapes come with the arguments.
         autograph: whether loops over tf.range and gradient tapes in it are converted.
         jit_compile: has no effect: everything is compiled.
-        reduce_retracing: has no effect.
-        experimental_compile: an older name of `jit_compile`.
-        **others: older names of the arguments above.
+        **others: further arguments of releases of tf.function, without effect.
 
     Raises:
         OptionError: for an argument that tf.function never had, or if `func` is no function.
@@ -72,13 +68,10 @@ def function(
 
 
 _OLDER = {
-    "experimental_implements",
-    "experimental_autograph_options",
-    "experimental_attributes",
-    "experimental_relax_shapes",
-    "experimental_follow_type_hints",
-    "name",
-}
+    "experimental_attributes", "experimental_autograph_options", "experimental_compile",
+    "experimental_follow_type_hints", "experimental_implements", "experimental_relax_shapes",
+    "name", "reduce_retracing",
+}  # fmt: skip
 
 
 class Function:
@@ -113,10 +106,7 @@ class Function:
         """Returns the number of programs compiled so far."""
         return 0 if self._compiled is None else self._compiled.compilations
 
-    @property
-    def compilations(self) -> int:
-        """Number of programs compiled so far."""
-        return self.experimental_get_tracing_count()
+    compilations = property(experimental_get_tracing_count)
 
     def __get__(self, instance: object, owner: type | None = None) -> "Function":
         """Returns the function bound to an object: one for each object, since it is compiled."""
