@@ -19,7 +19,7 @@ from millrace.errors import OptionError
 from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
 from millrace_ipu.ipu import no_effect, program_reports
-from millrace_ipu.ipu.engine_options import AutoReport, auto_report, current_report, use_report
+from millrace_ipu.ipu.engine_options import AutoReport, auto_report, current_report
 
 ALL = {"autoReport.all": "true"}
 NAME = re.compile(r"tf_report__\d{4}-\d\d-\d\d__\d\d-\d\d-\d\d\.\d{3}__(\d+)")
@@ -36,7 +36,6 @@ def own_reports(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     sharing.clear()  # equal programs of other tests
     yield
-    use_report(None)
 
 
 @pytest.fixture
@@ -359,20 +358,6 @@ def test_f64_other_engine_options_warn_once(caplog):
         auto_report('{"debug.allowOutOfMemory": "true"}')
     (record,) = caplog.records
     assert "POPLAR_ENGINE_OPTIONS debug.allowOutOfMemory has no effect" in record.getMessage()
-
-
-def test_f64_a_configuration_of_an_early_release_asks_for_reports(ask):
-    utils = ipu.utils
-    utils.create_ipu_config(
-        profiling=True,
-        profile_execution=utils.ExecutionProfileType.DEVICE_PROFILE,
-        report_directory="early",
-    )
-    assert current_report() == AutoReport(pathlib.Path("early"))
-    utils.create_ipu_config(profiling=True, report_directory="early")
-    assert current_report() == AutoReport(pathlib.Path("early"), has_execution=False)
-    ask(all="true")  # the environment comes first
-    assert current_report() == AutoReport(pathlib.Path("."))
 
 
 def test_f06_checkpoints_lower_the_peak_of_the_report(system, ask, monkeypatch):

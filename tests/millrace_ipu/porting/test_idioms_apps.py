@@ -33,18 +33,11 @@ def test_images_in_data_sets_and_models(program):
 
 def test_images_have_the_values_of_tensorflow():
     image = np.arange(48, dtype="float32").reshape(4, 4, 3)
-    box = tf.image.crop_and_resize(image[None], [[0.0, 0.0, 1.0, 1.0]], [0], (4, 4))
-    np.testing.assert_allclose(box[0], image, atol=1e-5)
-    outside = tf.image.crop_and_resize(image[None], [[-1.0, 0.0, 0.0, 0.0]], [0], (2, 1))
-    np.testing.assert_allclose(np.asarray(outside)[0, :, 0], [[0, 0, 0], image[0, 0]])
     np.testing.assert_array_equal(tf.image.central_crop(image, 0.5), image[1:3, 1:3])
     padded = np.asarray(tf.image.resize_with_crop_or_pad(image, 7, 2))
     assert padded.shape == (7, 2, 3)
     np.testing.assert_array_equal(padded[1:5], image[:, 1:3])
-    np.testing.assert_array_equal(tf.image.rot90(image), np.rot90(image))
     np.testing.assert_array_equal(tf.image.flip_up_down(image), image[::-1])
-    gray = np.asarray(tf.image.rgb_to_grayscale(image))[..., 0]
-    np.testing.assert_allclose(gray, image @ [0.2989, 0.5870, 0.1140], rtol=1e-5)
     scaled = np.asarray(tf.image.convert_image_dtype(np.uint8([[[0, 51, 255]]]), tf.float32))
     np.testing.assert_allclose(scaled[0, 0], [0, 0.2, 1], rtol=1e-6)
     back = tf.image.convert_image_dtype(scaled, tf.uint8)

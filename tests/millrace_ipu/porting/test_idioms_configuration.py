@@ -71,10 +71,9 @@ print(opts.device_connection.type.name, opts.select_ipus)
 """
     assert program(text) == "[0]\nON_DEMAND [2, 0]\n"
     assert "set_matmul_options has no effect. XLA decides this itself." in caplog.text
-    assert (
-        "set_report_options has no effect. Set create_ipu_config(profiling=True, re" in caplog.text
-    )
-    assert "create_ipu_config" not in caplog.text.replace("Set create_ipu_config", "")
+    assert "set_report_options has no effect. Set POPLAR_ENGINE_OPTIONS=" in caplog.text
+    assert "create_ipu_config(report_directory=...) has no effect. Set POPLAR" in caplog.text
+    assert "profile_execution" not in caplog.text
 
 
 def test_mistakes_in_options_of_an_early_release(program):

@@ -109,19 +109,12 @@ def _wrong(name: str, value: object, expected: str) -> OptionError:
 
 
 def current_report() -> AutoReport | None:
-    """Returns the reports that the environment asks for now, else a configuration, else None.
+    """Returns the reports that the environment asks for now; None for none.
 
     Raises:
         OptionError: as `auto_report`.
     """
-    text = os.environ.get(VARIABLE, "")
-    found = auto_report(text)
-    return found if text.strip() else _configured[-1]
-
-
-def use_report(report: AutoReport | None) -> None:
-    """Sets the reports where the environment asks for none: of a configuration."""
-    _configured[:] = [report]
+    return auto_report(os.environ.get(VARIABLE, ""))
 
 
 def _variant() -> str:
@@ -130,5 +123,4 @@ def _variant() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
-_configured: list[AutoReport | None] = [None]
 variants.append(_variant)

@@ -5,27 +5,21 @@
     utils.configure_ipu_system(opts)          opts.configure_ipu_system()
     utils.set_matmul_options(opts, ...)       without effect, as all options of Poplar
 
-They were in releases up to 2.3. An argument that is None leaves its option as it was. A profile is
-made where it has a directory: `create_ipu_config(profiling=True, report_directory="reports")` asks
-for the reports that POPLAR_ENGINE_OPTIONS asks for, in programs that are compiled afterwards.
+They were in releases up to 2.3. An argument that is None leaves its option as it was. What made a
+profile has no effect: POPLAR_ENGINE_OPTIONS asks for one.
 """
 
 import enum
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace_ipu.ipu.config import DeviceConnectionType, IPUConfig
 from millrace_ipu.ipu.config.categories import FEEDS, NUMBERS, XLA
-from millrace_ipu.ipu.engine_options import AutoReport, use_report
 from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.release import uses_old_names
 
-_PROFILE = (
-    "Set create_ipu_config(profiling=True, report_directory=...), or "
-    """POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'."""
-)
+_PROFILE = """Set POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'."""
 _OF_REPORTS = ("profile_execution", "report_directory", "report_every_nth_execution")
 _OF_COMPILER = (
     "always_rearrange_copies_on_the_host", "disable_graph_convolution_caching",
@@ -52,7 +46,6 @@ _WITHOUT_EFFECT = {
     "set_report_options": _PROFILE,
     "set_serialization_options": "Call strategy.export_executables().",
 }
-_EXECUTIONS = 2  # traced ones, as by POPLAR_ENGINE_OPTIONS
 
 
 class ExecutionProfileType(enum.Enum):
@@ -68,9 +61,8 @@ def create_ipu_config(profiling: bool = False, **options: object) -> IPUConfig:
     """Returns a configuration.
 
     Args:
-        profiling: whether programs leave reports in `report_directory`.
-        **options: those of the original function. `report_directory` has a directory for each
-            program that is compiled afterwards; `profile_execution` adds traces of two executions.
+        profiling: without effect, as all options.
+        **options: those of the original function.
 
     Raises:
         OptionError: for an unknown option.
@@ -78,26 +70,11 @@ def create_ipu_config(profiling: bool = False, **options: object) -> IPUConfig:
     uses_old_names()
     known = ("profiling", *_OF_REPORTS, *_OF_COMPILER)
     refuse_unknown("create_ipu_config", [name for name in options if name not in known], known, {})
-    for name, value in options.items():
-        if name in _OF_COMPILER and value:
-            warn_no_effect(f"create_ipu_config({name}=...)", XLA)
-    use_report(_report(profiling, options))
+    for name, value in {"profiling": profiling, **options}.items():
+        if value and value is not ExecutionProfileType.NO_PROFILE:
+            advice = XLA if name in _OF_COMPILER else _PROFILE
+            warn_no_effect(f"create_ipu_config({name}=...)", advice)
     return IPUConfig()
-
-
-def _report(profiling: bool, options: Mapping[str, object]) -> AutoReport | None:
-    """Returns the reports that a configuration asks for."""
-    directory = options.get("report_directory")
-    if not profiling or not directory:
-        for name in ("profiling", *_OF_REPORTS):
-            value = profiling if name == "profiling" else options.get(name)
-            if value and value is not ExecutionProfileType.NO_PROFILE:
-                warn_no_effect(f"create_ipu_config({name}=...) alone", _PROFILE)
-        return None
-    executes = options.get("profile_execution", ExecutionProfileType.NO_PROFILE)
-    is_traced = executes not in (False, None, ExecutionProfileType.NO_PROFILE)
-    path = pathlib.Path(str(directory)).expanduser()
-    return AutoReport(path, _EXECUTIONS, has_execution=is_traced)
 
 
 def auto_select_ipus(opts: IPUConfig, num_ipus: int | list[int]) -> IPUConfig:

@@ -31,38 +31,6 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     return str(max(files, key=lambda path: path.stat().st_mtime_ns)) if files else None
 
 
-def _file(name: str | os.PathLike[str], mode: str = "r") -> Any:
-    return open(name, mode)  # the program closes it, as tf.io.gfile.GFile
-
-
-def _remove(path: str | os.PathLike[str]) -> None:
-    os.remove(path)
-
-
-def _copy(src: str, dst: str, overwrite: bool = False) -> None:
-    if os.path.exists(dst) and not overwrite:
-        raise FileExistsError(dst)
-    shutil.copy(src, dst)
-
-
-gfile = SimpleNamespace(
-    GFile=_file,
-    Open=_file,
-    copy=_copy,
-    exists=os.path.exists,
-    glob=lambda pattern: sorted(_glob.glob(os.fspath(pattern))),
-    isdir=os.path.isdir,
-    join=os.path.join,
-    listdir=os.listdir,
-    makedirs=lambda path: os.makedirs(path, exist_ok=True),
-    mkdir=os.mkdir,
-    remove=_remove,
-    rename=lambda src, dst, overwrite=False: os.replace(src, dst),
-    rmtree=shutil.rmtree,
-    walk=os.walk,
-)
-
-
 class _Package:
     """Names of a package of TensorFlow; all others are those of the real one."""
 
@@ -74,6 +42,18 @@ class _Package:
         return real_name(f"{self._path}.{name}")
 
 
+gfile = _Package(
+    "io.gfile",
+    GFile=open,
+    exists=os.path.exists,
+    glob=lambda pattern: sorted(_glob.glob(os.fspath(pattern))),
+    isdir=os.path.isdir,
+    join=os.path.join,
+    listdir=os.listdir,
+    makedirs=lambda path: os.makedirs(path, exist_ok=True),
+    remove=os.remove,
+    rmtree=shutil.rmtree,
+)
 io = _Package("io", gfile=gfile)
 train = _Package("train", latest_checkpoint=latest_checkpoint)
 v1_train = _Package(

@@ -179,11 +179,6 @@ def _standardized(image: TensorLike) -> Any:
     return (array - mean) / ops.maximum(ops.std(array, axes, keepdims=True), least)
 
 
-def _grayscale(images: TensorLike) -> Any:
-    gray = ops.image.rgb_to_grayscale(ops.cast(images, "float32"), data_format="channels_last")
-    return ops.cast(gray, _array(images).dtype)
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "central_crop": _central_crop,
     "convert_image_dtype": _converted,
@@ -197,7 +192,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "random_flip_up_down": _randomly_flipped(-3),
     "resize": _resize,
     "resize_with_crop_or_pad": _crop_or_pad,
-    "rgb_to_grayscale": _grayscale,
 }
 globals().update(operations("image", _FUNCTIONS))
 

@@ -48,14 +48,12 @@ class SummaryWriter:
     The file is open only while events are written, so a program that fails leaves no open file.
     """
 
-    def __init__(self, directory: str | os.PathLike[str] | None, suffix: str = ".v2"):
-        self._directory = None if directory is None else pathlib.Path(directory)
-        self._suffix = suffix
+    def __init__(self, directory: str | os.PathLike[str], suffix: str = ".v2"):
+        self._directory, self._suffix = pathlib.Path(directory), suffix
         self._path: pathlib.Path | None = None
         self._waiting: list[Any] = []
-        if directory is not None:
-            self._events = _module("tensorboard.compat.proto.event_pb2")
-            self._records = _module("tensorboard.summary.writer.record_writer")
+        self._events = _module("tensorboard.compat.proto.event_pb2")
+        self._records = _module("tensorboard.summary.writer.record_writer")
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator["SummaryWriter"]:
@@ -75,8 +73,6 @@ class SummaryWriter:
 
     def add(self, step: int, summary: Any) -> None:
         """Adds an event, which the next `flush` writes."""
-        if self._directory is None:
-            return
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             # TensorBoard recognizes its files by this part of the name.
@@ -116,16 +112,10 @@ def create_file_writer(
     max_queue: int | None = None,
     flush_millis: int | None = None,
     filename_suffix: str | None = None,
-    name: str | None = None,
-    experimental_trackable: bool = False,
+    **_: object,
 ) -> SummaryWriter:
     """Returns a writer for a directory, which is made with the first value."""
     return SummaryWriter(logdir, filename_suffix or ".v2")
-
-
-def create_noop_writer() -> SummaryWriter:
-    """Returns a writer that writes nothing."""
-    return SummaryWriter(None)
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:

@@ -102,12 +102,10 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
         own = devices_of_environment()
         hint = (
             f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
-            f"{number}. Set the environment variable XLA_FLAGS={DEVICES_FLAG}={number} for this "
-            f"program, or call configure_ipu_system() with {number} devices above everything that "
-            "builds a model, a strategy or an array."
+            f"{number}. Set the environment variable XLA_FLAGS={DEVICES_FLAG}={number}, or call "
+            "configure_ipu_system() above everything that builds a model or an array."
             if own is None or own >= number
-            else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {DEVICES_FLAG} in "
-            f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
+            else f" The environment sets {own}. Set JAX_NUM_CPU_DEVICES={number} instead."
         )
     raise DeviceError(
         f"{option} takes {number} devices, and there are {len(devices)}: {list(devices)}.{hint}"
