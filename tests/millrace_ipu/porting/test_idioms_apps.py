@@ -96,8 +96,6 @@ def test_operations_have_the_values_of_tensorflow():
     assert np.asarray(tf.boolean_mask(x, [True, False, True])).tolist() == x[[0, 2]].tolist()
     assert float(tf.norm(x)) == pytest.approx(np.linalg.norm(x))
     np.testing.assert_allclose(tf.norm(x, axis=1), np.linalg.norm(x, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(tf.scan(lambda a, b: a + b, x), np.cumsum(x, 0))
-    np.testing.assert_allclose(tf.foldl(lambda a, b: a + b, x), x.sum(0))
     assert np.asarray(tf.linalg.band_part(np.ones((3, 3)), -1, 0)).tolist() == np.tri(3).tolist()
     assert np.asarray(tf.linalg.set_diag(np.zeros((2, 2)), [1.0, 2.0])).tolist() == [[1, 0], [0, 2]]
     means = tf.math.unsorted_segment_mean(x, [0, 0, 2], 3)
@@ -286,7 +284,7 @@ from tensorflow.python import ipu
 def change(images):
     flipped = tf.image.random_flip_left_right(images)
     cropped = tf.image.random_crop(images[0], (1, 2, 1))
-    return flipped, tf.image.random_brightness(images, 0.5), cropped
+    return flipped, cropped
 
 images = tf.constant(np.arange(64, dtype="float32").reshape(8, 1, 8, 1))
 tf.random.set_seed(1)
@@ -296,7 +294,7 @@ print([bool((a.numpy() != b.numpy()).any()) for a, b in zip(first, second)])
 print({bool(row[0] == 7 + 8 * k) for k, row in enumerate(first[0].numpy()[:, 0, :, 0])})
 """
     )
-    assert printed == "[True, True, True]\n{False, True}\n"
+    assert printed == "[True, True]\n{False, True}\n"
 
 
 def test_operations_of_a_session_in_a_group(program):
