@@ -68,51 +68,21 @@ def _resize(
     return ops.cast(resized, kind) if method == "nearest" else resized
 
 
-def _crop(
-    image: TensorLike,
-    offset_height: int,
-    offset_width: int,
-    target_height: int,
-    target_width: int,
-) -> Any:
-    array = _array(image)
-    rows, columns = _sizes(array)
-    bottom, right = offset_height + target_height, offset_width + target_width
-    if min(offset_height, offset_width) < 0 or bottom > rows or right > columns:
-        raise OptionError(
-            f"A box of {target_height} x {target_width} at ({offset_height}, {offset_width}) does "
-            f"not lie in an image of {rows} x {columns}. Choose a smaller box, or "
-            "tf.image.resize_with_crop_or_pad, which pads."
-        )
-    return array[..., offset_height:bottom, offset_width:right, :]
-
-
-def _pad(
-    image: TensorLike,
-    offset_height: int,
-    offset_width: int,
-    target_height: int,
-    target_width: int,
-) -> Any:
-    array = _array(image)
-    rows, columns = _sizes(array)
-    below, right = target_height - rows - offset_height, target_width - columns - offset_width
-    if min(offset_height, offset_width, below, right) < 0:
-        raise OptionError(
-            f"An image of {rows} x {columns} at ({offset_height}, {offset_width}) does not lie in "
-            f"a box of {target_height} x {target_width}. Choose a larger box."
-        )
-    before = [(0, 0)] * (len(array.shape) - 3)
-    return ops.pad(array, [*before, (offset_height, below), (offset_width, right), (0, 0)])
-
-
 def _crop_or_pad(image: TensorLike, target_height: int, target_width: int) -> Any:
     array = _array(image)
-    rows, columns = _sizes(array)
-    height, width = min(rows, target_height), min(columns, target_width)
-    array = _crop(array, (rows - height) // 2, (columns - width) // 2, height, width)
-    top, left = (target_height - height) // 2, (target_width - width) // 2
-    return _pad(array, top, left, target_height, target_width)
+    height, width = _sizes(array)
+    rows, columns = min(height, target_height), min(width, target_width)
+    array = _middle(array, rows, columns)
+    below, right = target_height - rows, target_width - columns
+    before = [(0, 0)] * (len(array.shape) - 3)
+    sides = [(below // 2, below - below // 2), (right // 2, right - right // 2)]
+    return ops.pad(array, [*before, *sides, (0, 0)])
+
+
+def _middle(array: Any, rows: int, columns: int) -> Any:
+    height, width = _sizes(array)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return array[..., top : top + rows, left : left + columns, :]
 
 
 def _central_crop(image: TensorLike, central_fraction: float) -> Any:
@@ -121,9 +91,8 @@ def _central_crop(image: TensorLike, central_fraction: float) -> Any:
             f"central_fraction={central_fraction} must be more than 0, and at most 1."
         )
     array = _array(image)
-    rows, columns = _sizes(array)
-    top, left = (int((n - n * central_fraction) / 2) for n in (rows, columns))
-    return _crop(array, top, left, rows - 2 * top, columns - 2 * left)
+    rows, columns = (n - 2 * int((n - n * central_fraction) / 2) for n in _sizes(array))
+    return _middle(array, rows, columns)
 
 
 def _flipped(axis: int) -> Callable[[TensorLike], Any]:
@@ -182,10 +151,8 @@ def _standardized(image: TensorLike) -> Any:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "central_crop": _central_crop,
     "convert_image_dtype": _converted,
-    "crop_to_bounding_box": _crop,
     "flip_left_right": _flipped(-2),
     "flip_up_down": _flipped(-3),
-    "pad_to_bounding_box": _pad,
     "per_image_standardization": _standardized,
     "random_crop": _random_crop,
     "random_flip_left_right": _randomly_flipped(-2),

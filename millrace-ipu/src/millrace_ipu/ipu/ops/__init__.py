@@ -3,9 +3,9 @@
 import importlib as _importlib
 from types import ModuleType
 
-from millrace_ipu.ipu.lazy_modules import submodule as _submodule
 from millrace_ipu.ipu.ops.operations import MODULES as _MADE
 from millrace_ipu.ipu.ops.operations import make_modules as _make_modules
+from millrace_ipu.ipu.replacements import submodule as _submodule
 from millrace_ipu.ipu.replacements import unsupported_modules as _unsupported_modules
 
 _MODULES = ("internal_ops", "pipelining_ops", *_MADE)
