@@ -75,11 +75,10 @@ def uniform(
     seed: int | None = None,
 ) -> Any:
     """Returns random numbers between two bounds: integers for an integer dtype."""
-    kind, dtype = as_dtype(dtype).kind, as_dtype(dtype).name
-    if kind in "iu":
-        return keras.random.randint(shape_of(shape), minval, maxval, dtype, seed_or_generator(seed))
-    maxval = 1.0 if maxval is None else maxval
-    return keras.random.uniform(shape_of(shape), minval, maxval, dtype, seed_or_generator(seed))
+    kind = as_dtype(dtype)
+    draw: Any = keras.random.randint if kind.kind in "iu" else keras.random.uniform
+    maxval = 1.0 if maxval is None and kind.kind not in "iu" else maxval
+    return draw(shape_of(shape), minval, maxval, kind.name, seed_or_generator(seed))
 
 
 def shuffle(value: TensorLike, seed: int | None = None) -> Any:

@@ -81,10 +81,10 @@ class Option:
             DTypeError: for a value of another type.
         """
         is_right = isinstance(value, self.types)
-        if isinstance(value, bool) and bool not in self.types:
-            is_right = False
+        if isinstance(value, bool):
+            is_right = bool in self.types
         if isinstance(value, list | tuple) and is_right:
-            is_right = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+            is_right = all(type(each) is int for each in value)
         if not is_right:
             wanted = " or ".join(kind.__name__ for kind in self.types)
             raise DTypeError(
@@ -138,9 +138,7 @@ class Category:
         raise AttributeError(_unknown(type(self), self.__dict__.get("_prefix", ""), name))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Category) or type(other) is not type(self):
-            return False
-        return other._values == self._values
+        return type(other) is type(self) and vars(other) == vars(self)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -166,10 +164,8 @@ def with_options(options: Mapping[str, Option]) -> Callable[[type[Any]], type[An
 
 def members(kind: type) -> dict[str, Option | Subcategory]:
     """Returns the options and subcategories of a category, in the order of their declaration."""
-    values = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    return {
-        name: value for name, value in values.items() if isinstance(value, Option | Subcategory)
-    }
+    values = vars(kind).items()
+    return {name: value for name, value in values if isinstance(value, Option | Subcategory)}
 
 
 def _unknown(kind: type, prefix: str, name: str) -> str:

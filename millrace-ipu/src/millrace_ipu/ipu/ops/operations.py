@@ -162,35 +162,30 @@ def group_norm(
     return keras.ops.moveaxis(normalized, -1, channels_axis)
 
 
-def instance_norm(
-    inputs: Any,
-    channels_axis: int = -1,
-    reduction_axes: object = None,
-    center: bool = True,
-    scale: bool = True,
-    epsilon: float = 1e-6,
-    *_: object,
-    **__: object,
-) -> Any:
-    """Returns arrays in which each channel of a row has mean 0 and variance 1; see `group_norm`."""
-    _refuse_weights("instance_norm", "InstanceNorm(", channels_axis, epsilon, center, scale)
-    groups = inputs.shape[channels_axis]
-    return group_norm(inputs, groups, channels_axis, None, False, False, epsilon)
+def _one_kind(name: str, layer: str, groups_of: Callable[[int], int]) -> Callable[..., Any]:
+    """Returns a normalization whose number of groups follows from that of channels."""
+
+    def norm(
+        inputs: Any,
+        channels_axis: int = -1,
+        reduction_axes: object = None,
+        center: bool = True,
+        scale: bool = True,
+        epsilon: float = 1e-6,
+        *_: object,
+        **__: object,
+    ) -> Any:
+        _refuse_weights(name, layer, channels_axis, epsilon, center, scale)
+        groups = groups_of(inputs.shape[channels_axis])
+        return group_norm(inputs, groups, channels_axis, None, False, False, epsilon)
+
+    norm.__name__ = norm.__qualname__ = name
+    return norm
 
 
-def layer_norm(
-    inputs: Any,
-    channels_axis: int = -1,
-    reduction_axes: object = None,
-    center: bool = True,
-    scale: bool = True,
-    epsilon: float = 1e-6,
-    *_: object,
-    **__: object,
-) -> Any:
-    """Returns arrays in which all of a row together has mean 0 and variance 1; see `group_norm`."""
-    _refuse_weights("layer_norm", "GroupNorm(groups=1", channels_axis, epsilon, center, scale)
-    return group_norm(inputs, 1, channels_axis, None, False, False, epsilon)
+# Each channel of a row, and all of a row together, get mean 0 and variance 1; see `group_norm`.
+instance_norm = _one_kind("instance_norm", "InstanceNorm(", lambda channels: channels)
+layer_norm = _one_kind("layer_norm", "GroupNorm(groups=1", lambda channels: 1)
 
 
 def _refuse_weights(

@@ -84,9 +84,9 @@ def steps_of_execution(
     counted = replicas_as_one(setup)
     numbers = _Numbers(setup, settings, mode, steps_per_execution, steps, counted)
     if numbers.taken % numbers.multiple:
-        raise PlanError(numbers.no_multiple())
+        raise PlanError(numbers.message())
     if numbers.available % numbers.taken:
-        raise DataError(numbers.no_divisor())
+        raise DataError(numbers.message())
     return numbers.taken * counted
 
 
@@ -127,23 +127,19 @@ class _Numbers:
         """The number of which an execution is a multiple."""
         return self.at_once * self.setup.replicas // self.counted
 
-    def no_multiple(self) -> str:
-        """Returns the message for an execution that is no whole number of updates or rounds."""
-        return f"{self._shown()} must be {self._rule()}. {self._counts()} {self._advice()}"
-
-    def no_divisor(self) -> str:
-        """Returns the message for an epoch that is no whole number of executions."""
-        per = " for each replica" if self.counted > 1 else ""
-        return (
-            f"The epoch has {self.available} steps{per}, which are not a multiple of "
-            f"{self._shown()}. {self._counts()} {self._advice()}"
-        )
-
-    def _shown(self) -> str:
-        given, name = f"steps_per_execution={self.steps_per_execution}", self.setup.model.name
+    def message(self) -> str:
+        """Returns what is wrong with these numbers, and numbers that work."""
+        shown = f"steps_per_execution={self.steps_per_execution}"
         if self.taken < self.steps_per_execution:
-            given += f", truncated to the {self.taken} steps of the epoch,"
-        return f"{given} of {name!r}"
+            shown += f", truncated to the {self.taken} steps of the epoch,"
+        shown += f" of {self.setup.model.name!r}"
+        if self.taken % self.multiple:
+            wrong = f"{shown} must be {self._rule()}."
+        else:
+            per = " for each replica" if self.counted > 1 else ""
+            steps = f"{self.available} steps{per}"
+            wrong = f"The epoch has {steps}, which are not a multiple of {shown}."
+        return f"{wrong} {self._counts()} {self._advice()}"
 
     def _rule(self) -> str:
         replicas, counts_one = self.setup.replicas, self.counted == self.setup.replicas
