@@ -203,12 +203,8 @@ LINALG = {
             "matvec": lambda a, b: ops.squeeze(ops.matmul(a, ops.expand_dims(b, -1)), -1),
             "set_diag": _set_diag,
             "trace": lambda x: ops.trace(x, axis1=-2, axis2=-1),
+            **{name: getattr(ops, name) for name in ("cholesky", "det", "inv", "solve")},
         },
-    ),
-    **operations(
-        "linalg",
-        {name: getattr(ops, name) for name in ("cholesky", "det", "inv", "solve")},
-        keeps_names=False,
     ),
     **{name: OPS[name] for name in ("einsum", "norm")},
     "l2_normalize": MATH["l2_normalize"],

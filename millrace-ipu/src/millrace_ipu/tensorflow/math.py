@@ -48,29 +48,23 @@ def _count_nonzero(
 
 
 OPS: dict[str, Any] = {
-    **operations("math", {name: getattr(ops, name) for name in _SAME.split()}, keeps_names=False),
     **operations(
         "math",
         {
+            **{name: getattr(ops, name) for name in _SAME.split()},
             **{name: getattr(ops, other) for name, other in {**KERAS_NAMES, **_ARCS}.items()},
+            "add_n": lambda inputs: sum(inputs[1:], inputs[0]),
             "argmax": _index_of(ops.argmax),
             "argmin": _index_of(ops.argmin),
+            "count_nonzero": _count_nonzero,
             "cumprod": lambda x, axis=0: ops.cumprod(x, axis),
             "floormod": ops.mod,
+            "in_top_k": lambda targets, predictions, k: ops.in_top_k(targets, predictions, k),
             "lgamma": jax.scipy.special.gammaln,
+            "multiply_no_nan": _multiply_no_nan,
             "squared_difference": lambda x, y: ops.square(x - y),
             "top_k": lambda x, k=1, sorted=True: ops.top_k(x, k, sorted),
             "xlogy": jax.scipy.special.xlogy,
-        },
-        keeps_names=False,
-    ),
-    **operations(
-        "math",
-        {
-            "add_n": lambda inputs: sum(inputs[1:], inputs[0]),
-            "count_nonzero": _count_nonzero,
-            "in_top_k": lambda targets, predictions, k: ops.in_top_k(targets, predictions, k),
-            "multiply_no_nan": _multiply_no_nan,
         },
     ),
     **_ARRAYS,

@@ -76,13 +76,16 @@ def _dropout(
 
 
 OPS: dict[str, Any] = {
-    **operations("nn", {name: getattr(ops, name) for name in _SAME.split()}, keeps_names=False),
     **operations(
         "nn",
         {
+            **{name: getattr(ops, name) for name in _SAME.split()},
             "avg_pool": _pooled(ops.average_pool),
             "avg_pool2d": _pooled(ops.average_pool),
+            "bias_add": lambda value, bias: value + bias,
+            "conv2d": _conv2d,
             "depthwise_conv2d": _depthwise,
+            "dropout": _dropout,
             "embedding_lookup": lambda params, ids: ops.take(params, ids, axis=0),
             "l2_loss": lambda t: ops.sum(ops.square(t)) / 2,
             "max_pool": _pooled(ops.max_pool),
@@ -90,17 +93,8 @@ OPS: dict[str, Any] = {
             "sigmoid_cross_entropy_with_logits": _sigmoid_cross_entropy,
             "softmax_cross_entropy_with_logits": _cross_entropy,
             "sparse_softmax_cross_entropy_with_logits": _sparse_cross_entropy,
-        },
-    ),
-    **operations(
-        "nn",
-        {
-            "bias_add": lambda value, bias: value + bias,
-            "conv2d": _conv2d,
-            "dropout": _dropout,
             "swish": ops.silu,
         },
-        keeps_names=False,
     ),
     **{name: math.OPS[name] for name in ("in_top_k", "l2_normalize", "top_k")},
 }

@@ -260,12 +260,6 @@ OPS: dict[str, Callable[..., Any]] = {
             "stop_gradient": lambda x: ops.stop_gradient(x),
             "tile": lambda x, multiples: ops.tile(x, shape_of(multiples)),
             "zeros_like": _like(ops.zeros_like),
-        },
-        keeps_names=False,
-    ),
-    **operations(
-        "",
-        {
             "clip_by_global_norm": _clip_by_global_norm,
             "clip_by_value": lambda t, clip_value_min, clip_value_max: ops.clip(
                 t, clip_value_min, clip_value_max

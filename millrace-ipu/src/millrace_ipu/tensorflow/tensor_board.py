@@ -10,24 +10,12 @@ from millrace._compat.patch_table import TENSOR_BOARD
 from millrace._compat.patches import patches_in, put_in
 from millrace_ipu.tensorflow import summary
 from millrace_ipu.tensorflow.dispatch import is_installed
-from millrace_ipu.tensorflow.no_operation import say_once
-
-_SINCE_KERAS_2 = (
-    "batch_size", "embeddings_data", "embeddings_layer_names", "write_grads"
-)  # fmt: skip
 
 
 class TensorBoard(keras.callbacks.TensorBoard):
     """Keras's callback; the structure of the model is written into an event file of its own."""
 
     summary = summary
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        for name in _SINCE_KERAS_2:
-            if name in kwargs:
-                say_once(f"TensorBoard({name}=) has no effect since Keras 2.")
-                del kwargs[name]
-        super().__init__(*args, **kwargs)
 
     def set_model(self, model: Any) -> None:
         """Takes the model, and writes its structure, for which Keras would ask TensorFlow."""

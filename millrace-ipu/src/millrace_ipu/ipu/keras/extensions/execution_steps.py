@@ -165,17 +165,15 @@ class _Numbers:
         if self.counted > 1:
             return (
                 f"It counts the batches of one replica, of which an epoch of {self.steps} batches "
-                f"has {self.available}, for {replicas} replicas."
+                f"has {self.available}, for {replicas} replicas. Release 2.4 counted those of "
+                f"all: set {VARIABLE}=2.4 for its programs."
             )
         return (
             f"It counts the batches of all {replicas} replicas, as release 2.4 did; an epoch has "
-            f"{self.steps}."
+            f"{self.steps}. Later releases count those of one: unset {VARIABLE} for their programs."
         )
 
     def _advice(self) -> str:
-        right = self._other_release()
-        if right:
-            return right
         values = _near(self.steps_per_execution, self.multiple, self.available)
         if values:
             return f"Set steps_per_execution to {' or '.join(map(str, values))} in compile()."
@@ -188,31 +186,6 @@ class _Numbers:
             f"Give an epoch {total} batches (where {name} is set, {name}={total}; else data of "
             f"{total} batches, {data}), and set steps_per_execution to "
             f"{' or '.join(map(str, values))} in compile()."
-        )
-
-    def _other_release(self) -> str:
-        """Returns the advice to count as another release, if the number is right there."""
-        replicas = self.setup.replicas
-        if replicas == 1:
-            return ""
-        counted = 1 if self.counted > 1 else replicas
-        other = _Numbers(
-            self.setup, self.settings, self.mode, self.steps_per_execution, self.steps, counted
-        )
-        if self.steps % counted or self.steps_per_execution > other.available:
-            return ""
-        if other.taken % other.multiple or other.available % other.taken:
-            return ""
-        if counted == 1:
-            return (
-                f"As release 2.4 counted, over all replicas, {self.steps_per_execution} is right "
-                f"for an epoch of {self.steps} batches: set {VARIABLE}=2.4, or "
-                f"steps_per_execution to {self.steps_per_execution // replicas} in compile()."
-            )
-        return (
-            f"As release 2.5 and later count, for one replica, {self.steps_per_execution} is "
-            f"right: unset {VARIABLE}, or set steps_per_execution to "
-            f"{self.steps_per_execution * replicas} in compile()."
         )
 
 

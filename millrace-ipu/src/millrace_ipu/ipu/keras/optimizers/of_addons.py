@@ -17,17 +17,7 @@ import keras
 from millrace._compat.keras_optimizers import trained_by
 from millrace_ipu.ipu.no_effect import warn_no_effect
 
-_DTYPES = "States have the dtype of their variable."
-_OUTLINING = "XLA shares equal code itself."
-_WITHOUT = {
-    "m_dtype": _DTYPES,
-    "v_dtype": _DTYPES,
-    "vhat_dtype": _DTYPES,
-    "momentum_accum_dtype": _DTYPES,
-    "optimizer_compute_precisions": _DTYPES,
-    "outline_apply_gradients": _OUTLINING,
-    "outline_apply_gradients_kwargs": _OUTLINING,
-}
+_ADVICE = "States have the dtype of their variable, and XLA shares equal code itself."
 _PLAIN = (None, False, "float32", ("float32",), ("float32", "float32"))
 Pairs = Iterable[tuple[Any, keras.Variable]]
 
@@ -48,10 +38,10 @@ class _OfAddons(keras.optimizers.Optimizer):
         gradient_transformers: Iterable[Callable[[Any], Pairs]] | None = None,
         **kwargs: Any,
     ):
-        given = dict(locals())
-        for name, advice in _WITHOUT.items():
-            if given[name] not in _PLAIN:
-                warn_no_effect(f"{type(self).__name__}({name}=)", advice)
+        for name, value in list(locals().items()):
+            is_plan = name.endswith(("dtype", "precisions")) or name.startswith("outline")
+            if is_plan and value not in _PLAIN:
+                warn_no_effect(f"{type(self).__name__}({name}=)", _ADVICE)
         super().__init__(*args, **kwargs)
         self.gradient_transformers = list(gradient_transformers or ())
 
