@@ -18,8 +18,8 @@ from millrace.compiling.sharing import sharing
 from millrace.errors import OptionError
 from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
-from millrace_ipu.ipu import no_effect, program_reports
-from millrace_ipu.ipu.engine_options import AutoReport, auto_report, current_report
+from millrace_ipu.ipu import program_reports
+from millrace_ipu.ipu.engine_options import AutoReport, auto_report
 
 ALL = {"autoReport.all": "true"}
 NAME = re.compile(r"tf_report__\d{4}-\d\d-\d\d__\d\d-\d\d-\d\d\.\d{3}__(\d+)")
@@ -31,11 +31,10 @@ def own_reports(monkeypatch, tmp_path):
     """Begins without reports, in a directory of its own."""
     monkeypatch.setattr(program_reports, "_sinks", weakref.WeakSet())
     monkeypatch.setattr(program_reports, "_taker", [])
-    monkeypatch.setattr(no_effect, "notes", Notes())
+    monkeypatch.setattr(no_operation, "notes", Notes())
     monkeypatch.delenv("POPLAR_ENGINE_OPTIONS", raising=False)
     monkeypatch.chdir(tmp_path)
     sharing.clear()  # equal programs of other tests
-    yield
 
 
 @pytest.fixture

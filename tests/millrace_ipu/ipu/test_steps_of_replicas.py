@@ -195,7 +195,7 @@ def test_a_number_of_the_other_release_is_named(system, monkeypatch):
     model.fit(x, y, batch_size=2, verbose=0)
     model.compile("sgd", "mse", steps_per_execution=4)
     x, y = rows(24)
-    with pytest.raises(DataError, match="Release 2.4 counted those of all: set MILLR"):
+    with pytest.raises(DataError, match=r"Release 2\.4 counted those of all: set MILLR"):
         model.fit(x, y, batch_size=2, verbose=0)
 
 

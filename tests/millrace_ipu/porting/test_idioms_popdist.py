@@ -15,7 +15,7 @@ from idioms import idiom
 from millrace.cli.main import main
 from millrace.errors import DeviceError, OptionError, PlanError, UnsupportedError
 from millrace_ipu import ipu
-from millrace_ipu.ipu.config.processes import groups_of_processes
+from millrace_ipu.ipu.config.devices import groups_of_processes
 from millrace_ipu.ipu.keras.extensions.instances import Instances
 
 HEAD = """

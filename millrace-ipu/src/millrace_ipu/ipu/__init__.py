@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ALIASES = {
     "addons.keras": "keras",  # ipu_tensorflow_addons.keras
     "control_flow_ops": "ops.control_flow_ops",
-    "cross_replica_optimizer": "optimizers.cross_replica_optimizer",
+    "cross_replica_optimizer": "optimizers.ipu_optimizer",
     "cross_replica_ops": "ops.cross_replica_ops",
     "distributed.host_collective_ops": "distributed.collectives",
     "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
@@ -43,10 +43,12 @@ _ALIASES = {
     "keras.optimizers.cross_replica_optimizer": "keras.optimizers",
     "keras.optimizers.gradient_accumulation_optimizer": "keras.optimizers",
     "keras.optimizers.map_gradient_optimizer": "keras.optimizers",
-    "map_gradient_optimizer": "optimizers.map_gradient_optimizer",
+    "map_gradient_optimizer": "optimizers.ipu_optimizer",
     "math_ops": "ops.math_ops",
     "nn_ops": "ops.nn_ops",
     "normalization_ops": "ops.normalization_ops",
+    "optimizers.cross_replica_optimizer": "optimizers.ipu_optimizer",
+    "optimizers.map_gradient_optimizer": "optimizers.ipu_optimizer",
     "outfeed_callback": "tutorial",
     "outfeed_layers": "tutorial",
     "outfeed_optimizer": "tutorial",

@@ -24,8 +24,7 @@ from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
 from millrace_ipu.ipu import environment, program_reports
 from millrace_ipu.ipu.config import System, current_system
-from millrace_ipu.ipu.config.devices import checks, followers
-from millrace_ipu.ipu.config.processes import processes_of
+from millrace_ipu.ipu.config.devices import checks, followers, processes_of
 from millrace_ipu.ipu.keras.extensions.building import is_extended
 from millrace_ipu.ipu.keras.extensions.extend import extend
 from millrace_ipu.ipu.keras.extensions.native import put

@@ -46,8 +46,8 @@ from millrace_ipu.tensorflow.framework import group as group
 from millrace_ipu.tensorflow.framework import name_scope as name_scope
 from millrace_ipu.tensorflow.framework import nest as nest
 from millrace_ipu.tensorflow.framework import no_op as no_op
+from millrace_ipu.tensorflow.function import custom_gradient as custom_gradient
 from millrace_ipu.tensorflow.function import function as function
-from millrace_ipu.tensorflow.gradients import custom_gradient as custom_gradient
 from millrace_ipu.tensorflow.iterators import device_iterators as device_iterators
 from millrace_ipu.tensorflow.tape import GradientTape as GradientTape
 from millrace_ipu.tensorflow.tensor_board import let_tensor_board_be_written

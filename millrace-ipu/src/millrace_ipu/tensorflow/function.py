@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import keras
 import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing
@@ -193,3 +194,23 @@ def _not_converted(name: str) -> LoopError:
         "tf.range() are converted, but these are not: use tf.where(), tf.cond() or "
         "tf.while_loop() instead."
     )
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a function a gradient of its own.
+
+    Args:
+        f: returns its result, and a function of the gradient of that result; this returns the
+            gradients of the arguments, one or a tuple of several. Keyword arguments have none.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = jax.tree.map(_value, args)
+        return jax.custom_gradient(functools.partial(f, **kwargs))(*values)
+
+    return call
+
+
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, keras.Variable) else argument

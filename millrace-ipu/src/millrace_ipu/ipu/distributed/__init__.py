@@ -17,7 +17,7 @@ from millrace_ipu.ipu.distributed.collectives import all_reduce as all_reduce
 from millrace_ipu.ipu.distributed.collectives import allgather as allgather
 from millrace_ipu.ipu.distributed.collectives import allreduce as allreduce
 from millrace_ipu.ipu.distributed.collectives import broadcast as broadcast
-from millrace_ipu.ipu.distributed.connection import connect as _connect
+from millrace_ipu.ipu.popdist import init as init
 from millrace_ipu.ipu.replacements import other_name as _other_name
 
 _MODULES = {
@@ -26,11 +26,6 @@ _MODULES = {
     "ipu_multi_replica_strategy": "popdist_strategy",
     "popdist_strategy": "popdist_strategy",
 }
-
-
-def init(*_: object, **__: object) -> None:
-    """Connects this process with the others of the run, unless it is connected."""
-    _connect()
 
 
 def shutdown() -> None:

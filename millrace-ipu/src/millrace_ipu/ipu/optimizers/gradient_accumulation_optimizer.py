@@ -20,8 +20,7 @@ from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReduction
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.gradient_accumulation import reduction_method as method_of
 from millrace_ipu.ipu.no_effect import warn_no_effect
-from millrace_ipu.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
-from millrace_ipu.ipu.optimizers.ipu_optimizer import Minimizing
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer, Minimizing
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 
 

@@ -11,22 +11,37 @@ popdist.tensorflow              sets an IPUConfig
 Without other processes there is one instance with one replica.
 """
 
+import functools as _functools
 import os as _os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax as _jax
 
+from millrace import distributed as _distributed
+from millrace._compat.jax_processes import backends_are_initialized as _backends_are_initialized
 from millrace.errors import OptionError as _OptionError
 from millrace.processes.agreement import Launched as _Launched
 from millrace.processes.agreement import check_same as _check_same
 from millrace.processes.agreement import process_count as _process_count
 from millrace.processes.agreement import process_index as _process_index
-from millrace_ipu.ipu.distributed.connection import connect as _connect
 
 _SECONDS = 24 * 3600.0  # an instance may compute for long before the others go on
 _PER_REPLICA = "POPDIST_IPUS_PER_REPLICA"
 _set: dict[str, int] = {}  # by set_ipu_config
+
+
+@_functools.cache
+def _connect() -> None:
+    """Connects this process with the others of its run, if there are others and it is not yet.
+
+    Raises:
+        DeviceError: if a launcher started this process, and JAX has started too early.
+    """
+    if _jax.distributed.is_initialized():
+        return
+    if _Launched.exists() or not _backends_are_initialized():
+        _distributed.initialize()
 
 
 def init(*_: object) -> None:

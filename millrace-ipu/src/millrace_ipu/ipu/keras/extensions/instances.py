@@ -25,7 +25,7 @@ from millrace.fit.setup import Setup
 from millrace.processes.agreement import process_index, texts_of_all
 from millrace.pytrees import ArrayTree
 from millrace_ipu.ipu.config import current_system
-from millrace_ipu.ipu.config.processes import processes_of
+from millrace_ipu.ipu.config.devices import processes_of
 from millrace_ipu.ipu.distributed.collectives import broadcast
 
 _SECONDS = 600.0  # from the first process to the last
