@@ -20,6 +20,7 @@ from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
 from millrace_ipu.ipu import program_reports
 from millrace_ipu.ipu.engine_options import AutoReport, auto_report
+from millrace_ipu.tensorflow import no_operation
 
 ALL = {"autoReport.all": "true"}
 NAME = re.compile(r"tf_report__\d{4}-\d\d-\d\d__\d\d-\d\d-\d\d\.\d{3}__(\d+)")

@@ -15,7 +15,8 @@ from millrace.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
 from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
-from millrace_ipu.ipu import environment, no_effect
+from millrace_ipu.ipu import environment
+from millrace_ipu.tensorflow import no_operation
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
 
@@ -168,7 +169,7 @@ def test_f66_unknown_flags_are_refused_with_a_list_of_all():
 
 
 def test_f66_other_flags_of_the_ipu_warn_once(caplog, capsys, monkeypatch):
-    monkeypatch.setattr(no_effect, "notes", Notes())
+    monkeypatch.setattr(no_operation, "notes", Notes())
     for _ in range(2):
         path = environment.cache_path("--max_compilation_threads=4 --executable_cache_path='/a b'")
     assert path == "/a b"

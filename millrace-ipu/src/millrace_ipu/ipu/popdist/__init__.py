@@ -44,7 +44,7 @@ def _connect() -> None:
         _distributed.initialize()
 
 
-def init(*_: object) -> None:
+def init(*_: object, **__: object) -> None:
     """Connects this process with the others of the run, unless it is connected."""
     _connect()
 
