@@ -88,8 +88,12 @@ class ProgramReports:
         self._pid = os.getpid()
         atexit.register(self._process_ends)
 
-    process = property(lambda self: process_index(), doc="The number of this process in its run.")
     path = None  # each program has a directory of its own
+
+    @property
+    def process(self) -> int:
+        """The number of this process in its run."""
+        return process_index()
 
     def compiled(self, record: CompileRecord) -> None:
         """Writes the record of an executable, into a new directory if its program has none."""

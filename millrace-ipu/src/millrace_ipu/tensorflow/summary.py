@@ -208,7 +208,8 @@ def _record(kind: str, name: str, data: Any, step: Any, summary: Callable[[Any],
             "tf.summary.experimental.set_step(number) before."
         )
     value = data.value if isinstance(data, keras.Variable) else data
-    writer.add(int(keras.ops.convert_to_numpy(step)), summary(np.asarray(value)))
+    number: Any = keras.ops.convert_to_numpy(step)
+    writer.add(int(number), summary(np.asarray(value)))
     return True
 
 

@@ -86,18 +86,20 @@ class GradientTape:
             The values of these names.
         """
         code: CodeType = function.__code__  # type: ignore[attr-defined]
-        variables, watched, values = list(_read_before.get(code, [])), list[Spec](), None
-        while values is None:
-            block = self._block = _TapedBlock(function, args, variables, watched)
-            try:
-                values = block.run(self._watches_variables)
-            finally:
-                self._block = None
-            variables, watched = block.read, block.watched
-        _read_before[code] = variables
+        block = _TapedBlock(function, args, list(_read_before.get(code, [])), [])
+        while (values := self._run(block)) is None:
+            block = _TapedBlock(function, args, block.read, block.watched)
+        _read_before[code] = block.read
         self._outputs, self._location = block.outputs, location
         self._pullback, self._sources = block.pullback, block.sources
         return values
+
+    def _run(self, block: "_TapedBlock") -> list[Any] | None:
+        self._block = block
+        try:
+            return block.run(self._watches_variables)
+        finally:
+            self._block = None
 
     def gradient(
         self,

@@ -15,7 +15,7 @@ from millrace_ipu.tensorflow.dispatch import is_installed
 class TensorBoard(keras.callbacks.TensorBoard):
     """Keras's callback; the structure of the model is written into an event file of its own."""
 
-    summary = summary
+    summary = summary  # type: ignore[assignment, override]
 
     def set_model(self, model: Any) -> None:
         """Takes the model, and writes its structure, for which Keras would ask TensorFlow."""

@@ -63,7 +63,8 @@ class DatasetAdapter(DataAdapter):
         shape = leaves[0].shape if leaves else None
         return shape[0] if shape else None
 
-    has_partial_batch = partial_batch_size = None  # unknown before the last batch is drawn
+    # Unknown before the last batch is drawn.
+    has_partial_batch = partial_batch_size = None  # type: ignore[override, assignment]
 
 
 def _weighted(batch: ArrayTree, class_weight: Mapping[int, float]) -> tuple[Any, ...]:

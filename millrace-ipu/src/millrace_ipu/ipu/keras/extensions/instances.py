@@ -167,9 +167,9 @@ class _OwnPartAdapter(DataAdapter):
         own = self._own.num_batches
         return None if own is None else own * self._instances.count
 
-    batch_size = property(lambda self: self._own.batch_size)
-    has_partial_batch = property(lambda self: self._own.has_partial_batch)
-    partial_batch_size = property(lambda self: self._own.partial_batch_size)
+    batch_size = property(lambda self: self._own.batch_size)  # type: ignore[override]
+    has_partial_batch = property(lambda self: self._own.has_partial_batch)  # type: ignore[override]
+    partial_batch_size = property(lambda self: self._own.partial_batch_size)  # type: ignore[override]
 
     def on_epoch_begin(self) -> None:
         self._own.on_epoch_begin()
