@@ -53,19 +53,21 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     golden = _golden_path(item)
     if most is None and peak is None and golden is None:
         return (yield)
-    from millrace.compiling.log import all_observers, listeners  # not in projects without the marks
+    from millrace.cache import listeners  # not in projects without the marks
+    from millrace.compiling.log import all_observers
 
     records: list[Any] = []
     executables: list[Any] = []
-    listeners.append(records.append)
-    listener = listeners[-1]
+    listener: Any = listeners.ProgramListener()
+    listener.compiled = records.append
+    listeners.register_listener(listener)
     if golden is not None:
         all_observers.append(executables.append)
     observers = all_observers[-1:]
     try:
         result = yield
     finally:
-        listeners.remove(listener)
+        listeners.unregister_listener(listener)
         if golden is not None:
             all_observers.remove(observers[0])
     made = [record for record in records if record.is_executable]

@@ -160,7 +160,8 @@ def test_a_decision_says_whether_it_holds_why_and_what_shows_it(path):
 def stale_paths(text):
     """The files in folders that a text names and that are not there."""
     for name in re.findall(r"(?<![\w./-])[\w.-]+(?:/[\w.-]+)+\.(?:py|md|txt)\b", text):
-        if not (ROOT / name).exists() and not (ROOT / "src" / "millrace" / name).exists():
+        folders = (ROOT, ROOT / "src" / "millrace", ROOT / "millrace-ipu" / "src" / "millrace_ipu")
+        if not any((folder / name).exists() for folder in folders):
             yield name
 
 

@@ -20,7 +20,6 @@
     ├── TapError           a value cannot be carried out of a program         (also ValueError)
     ├── TaskError          one task of a running pipeline failed              (also RuntimeError)
     ├── UnsupportedError   options that cannot run together           (also NotImplementedError)
-    │   └── UnsupportedNameError   a name of an IPU program is not here        (also AttributeError)
     └── VersionError       the installed Keras or JAX does not fit         (also ImportError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
@@ -37,7 +36,7 @@ class BackendError(MillraceError, RuntimeError):
 
     Wrong:
 
-        import keras      # picks TensorFlow where it is installed
+        import keras      # picks another backend
         import millrace
 
     Right:
@@ -229,15 +228,6 @@ class UnsupportedError(MillraceError, NotImplementedError):
     Wrong: `set_pipelining_options(batch_serialization_iterations=4, pipeline_schedule="1f1b")`
 
     Right: `set_pipelining_options(batch_serialization_iterations=4)`
-    """
-
-
-class UnsupportedNameError(UnsupportedError, AttributeError):
-    """An IPU program uses a name that is not here. The message says what to write in its place.
-
-    Wrong: `ipu.embedding_ops.HostEmbedding(...)`
-
-    Right: `keras.layers.Embedding(...)`
     """
 
 

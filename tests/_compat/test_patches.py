@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from millrace._compat import patch_table, patches
-from millrace._compat.patch_table import PATCHES, as_markdown
+from millrace._compat.patch_table import as_markdown
 from millrace._compat.patches import Patch, While, patches_in, replace, take_out
 from millrace.errors import MillraceError
+from millrace_ipu._compat import patch_table as ipu_patch_table
 from millrace_ipu._compat.module_aliases import (
     serve,
     show_own_tensorflow,
@@ -21,6 +22,7 @@ from millrace_ipu._compat.module_aliases import (
     stop_serving,
 )
 
+PATCHES = (*patch_table.PATCHES, *ipu_patch_table.PATCHES)
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "patches.md"
 
 
@@ -87,7 +89,7 @@ USES = {
     patch_table.PREDICT: lambda: run("predict"),
     patch_table.LAYER_CALL: call_graph,
     patch_table.STATELESS_CALL: call_graph,
-    patch_table.MODEL_OF_STEP: call_graph,
+    ipu_patch_table.MODEL_OF_STEP: call_graph,
     patch_table.GRAPH_RUN: call_graph,
     patch_table.REMAT: rematerialize,
     patch_table.BATCH_MOMENTS: normalize,
@@ -97,31 +99,31 @@ USES = {
     patch_table.REDUCE_LOSS: lambda: keras.losses.MeanSquaredError()(np.ones((2, 2)), 0.0),
     patch_table.COND_OF_OPTIMIZERS: scale_loss,
     patch_table.OPTIMIZER_INIT: keras.optimizers.SGD,
-    patch_table.MODEL_FROM_CONFIG: lambda: keras.Model.from_config(
+    ipu_patch_table.MODEL_FROM_CONFIG: lambda: keras.Model.from_config(
         keras.Model(x := keras.Input((1,)), keras.layers.Identity()(x)).get_config()
     ),
-    patch_table.SEQUENTIAL_FROM_CONFIG: lambda: keras.Sequential.from_config(
+    ipu_patch_table.SEQUENTIAL_FROM_CONFIG: lambda: keras.Sequential.from_config(
         compiled().get_config()
     ),
-    patch_table.APPLY_GRADIENTS: apply_gradients,
-    patch_table.DATA_ADAPTER: lambda: run("predict"),
-    patch_table.ARRAY_NUMPY: lambda: jnp.ones(()).numpy(),  # type: ignore[attr-defined]
+    ipu_patch_table.APPLY_GRADIENTS: apply_gradients,
+    ipu_patch_table.DATA_ADAPTER: lambda: run("predict"),
+    ipu_patch_table.ARRAY_NUMPY: lambda: jnp.ones(()).numpy(),  # type: ignore[attr-defined]
     patch_table.EXIT: end,
     patch_table.EXCEPTHOOK: lambda: sys.excepthook(ValueError, ValueError(), None),
 }
 # Their changes are to no single function, and their tests are in the file that is named.
 ELSEWHERE = {
     patch_table.EPOCH_ITERATOR: "test_keras_loops.py",
-    patch_table.LAZY_TENSORFLOW: "below",
+    ipu_patch_table.LAZY_TENSORFLOW: "below",
     patch_table.LOADING_FAILURE: "tests/strategy/test_saved_options.py",
-    patch_table.META_PATH: "below",
-    patch_table.SCRIPT_MODULES: "tests/millrace_ipu/porting/test_serve.py",
-    patch_table.APPLY: "tests/millrace_ipu/ipu/test_f37_f38_replicas.py",
-    patch_table.OLD_ATTRIBUTES: "tests/millrace_ipu/porting/test_idioms_serve.py",
-    patch_table.TENSOR_BOARD: "tests/millrace_ipu/porting/test_idioms_summary.py",
-    patch_table.KERAS2_CALLS: "tests/millrace_ipu/porting/test_idioms_keras2.py",
-    patch_table.IPU_ATTRIBUTE: "tests/millrace_ipu/porting/test_idioms_serve.py",
-    patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
+    ipu_patch_table.META_PATH: "below",
+    ipu_patch_table.SCRIPT_MODULES: "tests/millrace_ipu/porting/test_serve.py",
+    ipu_patch_table.APPLY: "tests/millrace_ipu/ipu/test_f37_f38_replicas.py",
+    ipu_patch_table.OLD_ATTRIBUTES: "tests/millrace_ipu/porting/test_idioms_serve.py",
+    ipu_patch_table.TENSOR_BOARD: "tests/millrace_ipu/porting/test_idioms_summary.py",
+    ipu_patch_table.KERAS2_CALLS: "tests/millrace_ipu/porting/test_idioms_keras2.py",
+    ipu_patch_table.IPU_ATTRIBUTE: "tests/millrace_ipu/porting/test_idioms_serve.py",
+    ipu_patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
     patch_table.INTERRUPTS: "tests/test_interrupts.py",
     patch_table.COMPILATION_CACHE: "tests/cache/test_cache.py",
 }
@@ -201,7 +203,7 @@ def test_what_was_inherited_is_inherited_again():
     class Below(Above):
         pass
 
-    patch = Patch("Below.three", "", While.IPU, lambda: Below, "three", ("self",))
+    patch = Patch("Below.three", "", While.LOOPS, lambda: Below, "three", ("self",))
     replace(patch, doubling)
     replace(patch, doubling)  # once is enough
     assert (Above().three(), Below().three()) == (3, 6)
@@ -213,7 +215,7 @@ def test_what_was_inherited_is_inherited_again():
 
 def test_a_wrapper_of_another_library_stays():
     library = SimpleNamespace(three=lambda: 3)
-    patch = Patch("three", "", While.IPU, lambda: library, "three")
+    patch = Patch("three", "", While.LOOPS, lambda: library, "three")
     replace(patch, doubling)
     ours = library.three
     library.three = theirs = lambda: ours() + 1
@@ -224,7 +226,7 @@ def test_a_wrapper_of_another_library_stays():
 
 def test_what_a_reloaded_module_has_put_in_is_not_wrapped_again():
     library = SimpleNamespace(three=(three := lambda: 3))
-    patch = Patch("three", "", While.IPU, lambda: library, "three")
+    patch = Patch("three", "", While.LOOPS, lambda: library, "three")
     replace(patch, doubling)
     patches._undo.clear()  # as in a module that was imported anew
     replace(patch, doubling)
@@ -236,7 +238,7 @@ def test_what_a_reloaded_module_has_put_in_is_not_wrapped_again():
 def test_patches_for_models_go_with_the_last_holder():
     library = SimpleNamespace(three=(three := lambda: 3))
     patch = Patch("three", "", While.MODELS, lambda: library, "three")
-    other = Patch("four", "", While.IPU, lambda: library, "four")
+    other = Patch("four", "", While.LOOPS, lambda: library, "four")
     patches.hold("a")
     with patches.held():
         replace(patch, doubling)
@@ -249,8 +251,8 @@ def test_patches_for_models_go_with_the_last_holder():
 
 
 def test_tensorflow_is_keras_own_again_after_a_script():
-    lazy = patch_table.LAZY_TENSORFLOW.owner()
-    take_out(patch_table.LAZY_TENSORFLOW)
+    lazy = ipu_patch_table.LAZY_TENSORFLOW.owner()
+    take_out(ipu_patch_table.LAZY_TENSORFLOW)
     before = lazy.module, lazy._available
     show_tensorflow(sys)
     show_tensorflow(None)
@@ -271,7 +273,8 @@ def test_names_of_modules_are_served_until_they_are_taken_out():
 
 def test_the_page_lists_them():
     page = DOCS.read_text()
-    assert as_markdown() in page, f"docs/patches.md must have this table:\n{as_markdown()}"
+    for table in (as_markdown(), as_markdown(ipu_patch_table.PATCHES)):
+        assert table in page, f"docs/patches.md must have this table:\n{table}"
 
 
 def adding(original):
@@ -281,7 +284,9 @@ def adding(original):
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_two_patches_in_one_place_come_out_in_any_order(first_out):
     library = SimpleNamespace(three=(three := lambda: 3))
-    pair = [Patch("three", why, While.IPU, lambda: library, "three") for why in ("inner", "outer")]
+    pair = [
+        Patch("three", why, While.LOOPS, lambda: library, "three") for why in ("inner", "outer")
+    ]
     replace(pair[0], doubling)
     replace(pair[1], adding)
     assert library.three() == 16
@@ -296,7 +301,7 @@ def test_two_patches_in_one_place_come_out_in_any_order(first_out):
 
 def test_one_patch_of_several_places():
     library = SimpleNamespace(three=(three := lambda: 3), four=(four := lambda: 4))
-    patch = Patch("three, four", "", While.SCRIPT)
+    patch = Patch("three, four", "", While.LOOPS)
     for name in ("three", "four", "three"):
         replace(patch, doubling, library, name)
     assert (library.three(), library.four()) == (6, 8)

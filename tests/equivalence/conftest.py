@@ -4,17 +4,18 @@ from collections import Counter
 
 import pytest
 
-from millrace.compiling.log import listeners
+from millrace.cache.listeners import ProgramListener, register_listener, unregister_listener
 from millrace.records.compilation import Origin
 
 
 @pytest.fixture(autouse=True)
 def no_false_alarms():
     """Fails a test in which a program is compiled again although nothing about it changed."""
-    records = []
-    listeners.append(records.append)
+    records, listener = [], ProgramListener()
+    listener.compiled = records.append
+    register_listener(listener)
     yield
-    listeners.remove(records.append)
+    unregister_listener(listener)
     made = Counter(
         (r.model, r.program, r.unrolled, r.key) for r in records if r.origin is Origin.COMPILED
     )

@@ -94,7 +94,7 @@ def test_a_stage_exchanges_nothing_by_itself():
     weight = ones()
     with (
         in_replica(0, 2),
-        pytest.raises(UnsupportedError, match="wrap the optimizer in CrossReplicaOptimizer"),
+        pytest.raises(UnsupportedError, match="Average the gradients in the optimizer"),
     ):
         optimizer.apply([np.ones(2, np.float32)], [weight])
     with in_replica(0, 2, total=lambda value, size: size * value):

@@ -90,9 +90,6 @@ def test_a_device_mapping_holds_device_numbers(strategy):
         ("accumulate_outfeed", "always accumulate"),
         ("accumulate_outfeed_dtype", "always accumulate"),
         ("continuous_weight_updates", "stand still"),
-        ("forward_propagation_stages_poplar_options", "stages_compiler_options"),
-        ("backward_propagation_stages_poplar_options", "stages_compiler_options"),
-        ("weight_update_poplar_options", "weight_update_compiler_options"),
         ("pipeline_schedul", "Did you mean pipeline_schedule?"),
     ],
 )

@@ -3,13 +3,10 @@
 `uncommitted`          results of a program are bound to their device; no public call undoes that.
 `DeviceCopies`         transfers that cost less Python than `jax.device_put`.
 `are_ready`            whether arrays are computed; the abstract `jax.Array` does not declare it.
-`let_arrays_be_numpy`  programs written for TensorFlow ask a result for `.numpy()`; `jax.Array` is
-                       abstract, and no public call adds a method to the class behind it.
-`ARRAY_KINDS`          the classes behind `jax.Array`: of arrays with numbers, and of traced ones.
 `non_finite`           the search for NaN and infinity that JAX's options ask for.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -17,13 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
-from jax._src.core import ShapedArray, Tracer
+from jax._src.core import ShapedArray
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
-
-from millrace._compat.patch_table import ARRAY_NUMPY
-from millrace._compat.patches import replace
-
-ARRAY_KINDS = (ArrayImpl, Tracer)
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
@@ -113,21 +105,6 @@ class DeviceCopies:
 
 
 _COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
-
-
-def let_arrays_be_numpy() -> None:
-    """Gives arrays a method `numpy`, unless they have one."""
-
-    def wrapper(original: object) -> Callable[[jax.Array], np.ndarray]:
-        def numpy(array: jax.Array) -> np.ndarray:
-            """Returns the array in host memory."""
-            return np.asarray(array)
-
-        del original
-        return numpy
-
-    if not hasattr(ARRAY_NUMPY.owner(), ARRAY_NUMPY.attribute):  # type: ignore[misc]
-        replace(ARRAY_NUMPY, wrapper)
 
 
 def looks_for_non_finite() -> bool:

@@ -8,7 +8,6 @@
 `dataset_behind`, `tensorflow_dataset`   the data set of an adapter.
 `spec_of_data`    tells data sets apart.
 `stacked`         the batches that Keras's own scan of several steps draws.
-`let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
 import abc
@@ -22,8 +21,7 @@ from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapte
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from millrace._compat.keras_workers import remember_pools
-from millrace._compat.patch_table import DATA_ADAPTER
-from millrace._compat.patches import replace, unpatched
+from millrace._compat.patches import unpatched
 from millrace._compat.tensorflow_dataset import RememberingDataset
 from millrace._compat.versions import keras_is
 from millrace._compat.versions import private as private_name
@@ -38,7 +36,6 @@ __all__ = [
     "get_data_adapter",
     "is_array_adapter",
     "is_endless",
-    "let_data_adapt",
     "spec_of_data",
     "stacked",
     "tensorflow_dataset",
@@ -217,25 +214,3 @@ def stacked(batches: Iterator[ArrayTree], steps: int | None) -> Iterator[ArrayTr
         steps: number of batches that are stacked to one; None returns them as they are.
     """
     return private_name("super_batch_iterator")(batches, steps) if steps else batches
-
-
-def let_data_adapt() -> None:
-    """Lets data with a method `as_data_adapter` provide its own data adapter.
-
-    The method is given the arguments of `fit`: `y`, `sample_weight` and `class_weight`.
-    """
-
-    def wrapper(original: Callable[..., DataAdapter]) -> Callable[..., DataAdapter]:
-        def get_data_adapter(x: object, *args: object, **kwargs: object) -> DataAdapter:
-            adapt = getattr(x, "as_data_adapter", None)
-            if adapt is None:
-                return original(x, *args, **kwargs)
-            return adapt(
-                y=kwargs.get("y"),
-                sample_weight=kwargs.get("sample_weight"),
-                class_weight=kwargs.get("class_weight"),
-            )
-
-        return get_data_adapter
-
-    replace(DATA_ADAPTER, wrapper)

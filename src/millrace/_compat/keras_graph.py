@@ -1,7 +1,7 @@
 """Private Keras for graphs of layer calls. Checked on keras 3.13.0 and 3.15.1.
 
 `nodes_of`, `numbered_nodes`   the calls in a graph, in the order in which Keras runs them.
-`graph_of`, `has_own_call`, `is_functional`   the graph that runs when a model is called, if any.
+`graph_of`, `has_own_call`   the graph that runs when a model is called, if any.
 `record_stages`   notes a pipeline stage on graph nodes and layers as they are made. `Node` has no
                   public hook, and a layer's `__call__` does not know the node that it ends with.
 `run_symbolically`   runs a model on shapes only, without adding nodes to its layers.
@@ -65,11 +65,6 @@ def inbound_operations(node: Node) -> list[Any]:
 def has_own_call(model: keras.Model) -> bool:
     """Whether a model runs a `call` of the user's rather than a graph or a list of layers."""
     return type(model).call not in (Functional.call, keras.Sequential.call)
-
-
-def is_functional(model: object) -> bool:
-    """Whether a model was made of inputs and outputs; a Sequential is not."""
-    return isinstance(model, Functional)
 
 
 def graph_of(model: keras.Model) -> Any:

@@ -57,11 +57,6 @@ def layer_of(model: keras.Model, variable: keras.Variable) -> str | None:
     return min(inner, key=lambda x: len(x.variables)).name if inner else None
 
 
-def has_unbuilt_layers(model: keras.Model) -> bool:
-    """Whether a layer inside a model has yet to make its variables."""
-    return not all(layer.built for layer in model._flatten_layers(include_self=False))
-
-
 @functools.cache
 def bookkeeping(of_models: bool = True) -> frozenset[str]:
     """Returns the names of attributes that Keras's base classes set on layers and models.

@@ -1,12 +1,9 @@
-"""Keras's optimizers, called as those of Keras 2 were. Checked on 3.13.0 and 3.15.1.
+"""Private Keras: optimizers that are made while a function is traced. Checked on 3.13.0 and 3.15.1.
 
-`apply_gradients`   took a name after the pairs; optimizers that override it still pass one.
-`apply`             got gradients that a strategy had added up.
-`__init__`          makes variables with values at once, which a stateless scope forbids.
+`Optimizer.__init__` makes variables with values at once, which a stateless scope forbids.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,54 +11,13 @@ import keras
 from jax.core import Tracer
 from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
-from millrace._compat.patch_table import APPLY, APPLY_GRADIENTS, OPTIMIZER_INIT
+from millrace._compat.patch_table import OPTIMIZER_INIT
 from millrace._compat.patches import replace
 from millrace.errors import LoopError
 
-__all__ = ["let_gradients_change", "let_names_be_given", "let_optimizers_be_made", "trained_by"]
+__all__ = ["let_optimizers_be_made", "trained_by"]
 
 _SCOPE = "stateless_scope"
-
-
-def let_names_be_given() -> None:
-    """Lets `optimizer.apply_gradients(pairs, name)` ignore the name."""
-
-    def wrapper(original: Callable[..., object]) -> Callable[..., object]:
-        def apply_gradients(
-            self: keras.optimizers.Optimizer,
-            grads_and_vars: Iterable[tuple[jax.Array, keras.Variable]],
-            name: str | None = None,
-            **others: object,
-        ) -> object:
-            del name
-            return original(self, grads_and_vars, **others)
-
-        return apply_gradients
-
-    replace(APPLY_GRADIENTS, wrapper)
-
-
-def let_gradients_change(
-    change: Callable[
-        [keras.optimizers.Optimizer, Iterable[Any]], AbstractContextManager[list[Any]]
-    ],
-) -> None:
-    """Lets optimizers of Keras apply `change(optimizer, gradients)`, which is open meanwhile."""
-
-    def wrapper(original: Callable[..., None]) -> Callable[..., None]:
-        def apply(
-            self: keras.optimizers.Optimizer,
-            grads: Iterable[Any],
-            trainable_variables: Sequence[keras.Variable] | None = None,
-        ) -> None:
-            with change(self, grads) as changed:
-                original(self, changed, trainable_variables)
-
-        return apply
-
-    named = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
-    for kind in {owner for each in named for owner in each.__mro__ if "apply" in vars(owner)}:
-        replace(APPLY, wrapper, kind, "apply")
 
 
 def let_optimizers_be_made() -> None:

@@ -53,12 +53,12 @@ def tracked_source(
 def remembers_passes(adapter: DataAdapter) -> bool:
     """Whether the batches of a pass depend on the passes before it, in a way that nothing shows.
 
-    A generator does not begin again, and a tf.data set counts its iterators to shuffle anew. Data
-    sets of `millrace_ipu.tensorflow` do, too.
+    A generator does not begin again, and a tf.data set counts its iterators to shuffle anew. An
+    adapter of another package says so by an attribute of this name.
     """
-    kind = type(adapter).__name__
     return (
-        kind in ("GeneratorDataAdapter", "DatasetAdapter")
+        type(adapter).__name__ == "GeneratorDataAdapter"
+        or getattr(adapter, "remembers_passes", False)
         or tensorflow_dataset(adapter) is not None
     )
 

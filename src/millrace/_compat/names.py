@@ -75,9 +75,7 @@ _KERAS = (
         _moments="the statistics of a batch, which several replicas may share",
     ),
     *_in("keras:Layer", _flatten_layers="the layers inside a layer"),
-    *_in("keras:Layer", _seed_generators="the generators of a layer that draws without one"),
     *_in("keras:Layer", _call_has_training_arg="whether a `call` takes `training`"),
-    *_in("keras:Layer.build", _is_default="tells Keras's `build` from the user's"),
     *_in(
         "keras.src.ops.symbolic_arguments:SymbolicArguments",
         args="the arguments of a call in a graph",
@@ -128,11 +126,6 @@ _KERAS = (
         steps_per_epoch="the length of an epoch",
     ),
     *_in(
-        "keras.src.trainers.compile_utils:CompileMetrics",
-        _user_metrics="the metrics of each output, as Keras 2 chose them",
-        _user_weighted_metrics="the same for weighted metrics",
-    ),
-    *_in(
         "keras:Model",
         _compile_config="the arguments of `compile`",
         _compile_loss="whether a model was compiled anew",
@@ -167,7 +160,7 @@ _KERAS = (
         {"0": (), "3.16": ("keras:Model",)},
     ),
     # Data.
-    *_in(_DATA, get_data_adapter="the data adapter of `x`; further kinds of data"),
+    *_in(_DATA, get_data_adapter="the data adapter of `x`"),
     *_in(f"{_DATA}.array_data_adapter", ArrayDataAdapter="tells arrays from other data"),
     *_in(f"{_DATA}.data_adapter", DataAdapter="the base of data sets of other kinds"),
     *_in(f"{_DATA}.tf_dataset_adapter:TFDatasetAdapter", _dataset="whether a tf.data never ends"),
@@ -205,21 +198,6 @@ _KERAS = (
         _exclude_from_weight_decay_pattern="the names of variables without weight decay",
         _trainable_variables="the order of an optimizer's variables",
     ),
-    # What programs for Keras 2 use.
-    *_in(
-        "keras.src.legacy.preprocessing",
-        image="the generators of images of Keras 2",
-        sequence="the generators of time series of Keras 2",
-        text="the tokenizer of Keras 2",
-    ),
-    *_in("keras.src.applications.resnet", ResNet="a ResNet of stacks of a program's own"),
-    # TensorFlow, where a module of millrace stands in for it.
-    *_in("keras.src.utils.module_utils", tensorflow="the module that Keras takes for TensorFlow"),
-    *_in(
-        "keras.src.utils.module_utils:LazyModule",
-        _available="whether Keras has looked for TensorFlow",
-        module="the module that Keras takes for TensorFlow",
-    ),
 )
 
 _ARRAY = "jax._src.array"
@@ -234,7 +212,7 @@ _JAX = (
         backends_are_initialized="whether the devices have started",
     ),
     # Arrays and copies, with less Python around them.
-    *_in(_ARRAY, ArrayImpl="makes an array of shards, and gives arrays `.numpy()`"),
+    *_in(_ARRAY, ArrayImpl="makes an array of shards"),
     *_in(
         f"{_ARRAY}:ArrayImpl",
         _arrays="the shards of an array",

@@ -5,18 +5,16 @@ this table.
 """
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import keras
-from jax._src import array
 from keras.src.backend.jax import trainer
 from keras.src.losses import loss
 from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
 from keras.src.saving import saving_lib
-from keras.src.trainers import data_adapters
-from keras.src.utils import module_utils
 
 from millrace._compat.patches import Patch, While
 from millrace._compat.versions import owners
@@ -158,95 +156,6 @@ OPTIMIZER_INIT = Patch(
     "__init__",
     ("self", "learning_rate"),
 )
-MODEL_FROM_CONFIG, SEQUENTIAL_FROM_CONFIG = (
-    Patch(
-        f"keras.{kind.__name__}.from_config",
-        "restores the settings of IPU programs",
-        While.MODELS,
-        lambda kind=kind: kind,
-        "from_config",
-        ("cls", "config", "custom_objects"),
-    )
-    for kind in (keras.Model, keras.Sequential)
-)
-APPLY_GRADIENTS = Patch(
-    "keras.optimizers.Optimizer.apply_gradients",
-    "takes the name that optimizers of Keras 2 were given, and ignores it",
-    While.IPU,
-    lambda: keras.optimizers.Optimizer,
-    "apply_gradients",
-    ("self", "grads_and_vars"),
-)
-APPLY = Patch(
-    "keras.optimizers.Optimizer.apply",
-    "adds up the gradients of the replicas of `IPUStrategy.run`",
-    While.IPU,
-)
-MODEL_OF_STEP = Patch(
-    "keras.Model.stateless_call",
-    "notes the model whose `call` draws random numbers without a generator",
-    While.IPU,
-    lambda: keras.Layer,
-    "stateless_call",
-    ("self",),
-)
-DATA_ADAPTER = Patch(
-    "keras.src.trainers.data_adapters.get_data_adapter",
-    "lets `fit` take the data sets of `millrace_ipu.tensorflow`",
-    While.IPU,
-    lambda: data_adapters,
-    "get_data_adapter",
-    ("x", "y", "sample_weight"),
-)
-ARRAY_NUMPY = Patch(
-    "jax.Array.numpy",
-    "gives arrays the method that tensors of TensorFlow have",
-    While.IPU,
-    lambda: array.ArrayImpl,
-    "numpy",
-)
-TENSORFLOW_ITER = Patch(
-    "tensorflow.data.Dataset.__iter__",
-    "gives iterators for compiled functions in the scope of an `IPUStrategy`; only where "
-    "TensorFlow is installed, and `millrace_ipu.tensorflow` has asked it for its data sets",
-    While.IPU,
-)
-TENSOR_BOARD = Patch(
-    "keras.callbacks.TensorBoard",
-    "writes event files without TensorFlow; only where TensorFlow is not installed",
-    While.IPU,
-)
-META_PATH = Patch(
-    "sys.meta_path, sys.modules",
-    "serves modules by the names that IPU programs import them by",
-    While.IPU,
-)
-LAZY_TENSORFLOW = Patch(
-    "keras.src.utils.module_utils.tensorflow",
-    "keeps Keras from taking `millrace_ipu.tensorflow` for TensorFlow",
-    While.SCRIPT,
-    lambda: module_utils.tensorflow,
-)
-SCRIPT_MODULES = Patch(
-    'sys.modules["tensorflow"], sys.argv, sys.path',
-    "runs a script as Python would, with `millrace_ipu.tensorflow` for TensorFlow",
-    While.SCRIPT,
-)
-OLD_ATTRIBUTES = Patch(
-    "__getattr__ of Keras's modules",
-    "lets scripts read names of Keras 2, such as `keras.backend.mean`, and `keras.ipu`",
-    While.SCRIPT,
-)
-KERAS2_CALLS = Patch(
-    "methods of Keras's layers, models, optimizers, losses and callbacks",
-    "lets scripts call them as those of Keras 2, and adds the methods that they had",
-    While.SCRIPT,
-)
-IPU_ATTRIBUTE = Patch(
-    "keras.__getattr__",
-    "lets programs read `keras.ipu`",
-    While.IPU,
-)
 COMPILATION_CACHE = Patch(
     "jax._src.compilation_cache._cache",
     "lets JAX keep executables in files that are verified, written whole and limited in number",
@@ -276,8 +185,8 @@ INTERRUPTS = Patch(
 PATCHES = tuple(value for value in tuple(globals().values()) if isinstance(value, Patch))
 
 
-def as_markdown() -> str:
-    """Returns the table for docs/patches.md."""
+def as_markdown(patches: Iterable[Patch] = PATCHES) -> str:
+    """Returns a table for docs/patches.md."""
     lines = ["| patched | why | when |", "|---|---|---|"]
-    lines += [f"| `{each.name}` | {each.why} | {each.during.value} |" for each in PATCHES]
+    lines += [f"| `{each.name}` | {each.why} | {each.period} |" for each in patches]
     return "\n".join(lines) + "\n"

@@ -35,8 +35,6 @@ class While(enum.Enum):
     CACHE = "from the first strategy with a cache to `Strategy(cache_dir=None)`"
     LOOPS = "while fit, evaluate, predict or one of their kind runs in the main thread"
     PROCESSES = "from the start of a run of several processes to its end"
-    IPU = "from the import of `millrace_ipu` to the end of the process"
-    SCRIPT = "while `millrace run` runs a script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Patch:
     Attributes:
         name: the public name of the changed place.
         why: its purpose, for docs/patches.md.
-        during: how long it is in.
+        during: how long it is in; a text of their own for patches of other packages.
         owner: returns the class or the module in which the changed name is looked up. Called when
             the patch is put in, since a library may move things between its versions.
         attribute: the changed name.
@@ -55,10 +53,15 @@ class Patch:
 
     name: str
     why: str
-    during: While
+    during: While | str
     owner: Callable[[], Any] | None = None
     attribute: str = ""
     parameters: tuple[str, ...] = ()
+
+    @property
+    def period(self) -> str:
+        """How long it is in, as text."""
+        return self.during.value if isinstance(self.during, While) else self.during
 
 
 _lock = threading.RLock()  # a finalizer may run within any of these functions

@@ -24,7 +24,7 @@ from millrace.pytrees import ArrayTree
 
 
 class HoldsDataset(Protocol):
-    """An infeed queue, native or of `ipu`."""
+    """An infeed queue."""
 
     @property
     def dataset(self) -> Any:

@@ -5,15 +5,14 @@ after XLA has taken the bytes: bytes that XLA refuses count as a miss.
 """
 
 import contextlib
-import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
 from millrace._compat.jax_cache import asks_any
+from millrace.cache.listeners import listeners
 from millrace.records.cache import EntryLabels
 from millrace.threads.scoped_value import ScopedValue
 
@@ -34,11 +33,11 @@ class Lookup:
     is_compiling: bool = False  # by XLA, after a miss
 
     def missed(self) -> None:
-        """Tells the observers, once, that XLA compiles it."""
+        """Tells the listeners, once, that XLA compiles it."""
         if not self.is_compiling:
             self.is_compiling = True
-            for observer in compiling:
-                observer(self.labels)
+            for listener in listeners():
+                listener.compiling(self.labels)
 
 
 class Counts:
@@ -63,13 +62,6 @@ class Counts:
 
 _lookup = ScopedValue[Lookup | None](None)
 counts = Counts()
-# Called in the thread that compiles: before the cache is asked, when XLA begins, and when an
-# executable is on disk.
-asking: list[Callable[[], Any]] = []
-compiling: list[Callable[[EntryLabels], Any]] = []
-saved: list[Callable[[EntryLabels, pathlib.Path], Any]] = []
-# Parts of the keys of our files, besides those of JAX; empty for the usual executables.
-variants: list[Callable[[], str]] = []
 _listens = (
     threading.Lock()
 )  # held from the first use on: JAX calls a listener as often as it has it
@@ -86,8 +78,8 @@ def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
     Without a cache nothing is a hit.
     """
     listen()
-    for observer in asking:
-        observer()
+    for listener in listeners():
+        listener.before_lookup()
     lookup = Lookup(labels)
     with _lookup.bound_to(lookup):
         if not asks_any():

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from millrace.cache import files as cache_files
 from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.keys import remove_oldest, write_key
-from millrace.cache.lookup import Lookup, saved, variants
+from millrace.cache.listeners import listeners
+from millrace.cache.lookup import Lookup
 from millrace.cache.private import NotPrivateError, read_private
 from millrace.records.cache import CacheStatistics, EntryLabels
 
@@ -106,8 +107,8 @@ class CacheStore:
         except OSError as error:
             self._stop_writing(error)
             return
-        for observer in saved:
-            observer(labels, path)
+        for listener in listeners():
+            listener.saved(labels, path)
         self._keep_key(labels)
         self._evict_beyond_limit(len(content))
 
@@ -177,7 +178,7 @@ class CacheStore:
 
 def _own_key(key: str) -> str:
     """Returns a key of JAX with all else that tells executables apart."""
-    return key + "".join(variant() for variant in variants)
+    return key + "".join(listener.key_suffix() for listener in listeners())
 
 
 def evict(root: pathlib.Path, limit: int) -> tuple[int, int]:

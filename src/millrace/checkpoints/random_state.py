@@ -12,14 +12,27 @@ from millrace._compat.keras_random import global_seed_state, make_global_seed_st
 from millrace._compat.keras_steps import stored_value
 
 
-class SharedSeed(NamedTuple):
+class _SharedSeed(NamedTuple):
     """The state of a generator of compiled functions, which is made by the first draw."""
 
     find: Callable[[], keras.Variable | None]
     make: Callable[[], keras.Variable]
 
 
-SHARED_SEEDS = {"keras": SharedSeed(global_seed_state, make_global_seed_state)}
+_shared = {"keras": _SharedSeed(global_seed_state, make_global_seed_state)}
+
+
+def share_seed(
+    name: str, find: Callable[[], keras.Variable | None], make: Callable[[], keras.Variable]
+) -> None:
+    """Saves and restores the state of another generator of compiled functions.
+
+    Args:
+        name: of the generator, in checkpoints.
+        find: returns the variable of its state; None if nothing has drawn from it.
+        make: returns the same, as the first draw makes it.
+    """
+    _shared[name] = _SharedSeed(find, make)
 
 
 def random_state() -> dict[str, Any]:
@@ -66,14 +79,14 @@ def _drawn_since(before: Mapping[str, Any]) -> list[str]:
 
 def set_seeds(state: Mapping[str, Any]) -> None:
     """Sets the generators of compiled functions only; one that is made draws from Python's."""
-    for name, seed in SHARED_SEEDS.items():
+    for name, seed in _shared.items():
         if name in state:
             seed.make().assign(state[name])
 
 
 def shared_seeds() -> dict[str, keras.Variable]:
     """Returns the states of those generators of compiled functions that there are, by name."""
-    found = {name: seed.find() for name, seed in SHARED_SEEDS.items()}
+    found = {name: seed.find() for name, seed in _shared.items()}
     return {name: variable for name, variable in found.items() if variable is not None}
 
 

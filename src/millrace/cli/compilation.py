@@ -8,10 +8,14 @@ import time
 
 import click
 
+from millrace.cache.listeners import (
+    ProgramListener,
+    register_listener,
+    unregister_listener,
+)
 from millrace.cache.use import cache_statistics
 from millrace.cli.compile_log_table import show_compile_log
 from millrace.cli.types import check_script
-from millrace.compiling.log import listeners
 from millrace.errors import ModelError
 from millrace.precompile.compile_only import compiling_only
 from millrace.records.compilation import CompileRecord, Origin
@@ -47,14 +51,15 @@ def precompile_command(script: str, arguments: tuple[str, ...]) -> None:
     writes its own output.
     """
     records: list[CompileRecord] = []
-    listeners.append(records.append)
-    listener = listeners[-1]
+    listener = ProgramListener()
+    listener.compiled = records.append  # type: ignore[method-assign]
+    register_listener(listener)
     begin = time.perf_counter()
     try:
         with compiling_only():
             _run(script, arguments)
     finally:
-        listeners.remove(listener)
+        unregister_listener(listener)
     executables = [record for record in records if record.is_executable]
     if not executables:
         raise ModelError(

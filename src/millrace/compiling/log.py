@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from millrace._compat.jax_executables import Sizes
-from millrace.cache.lookup import compiling
+from millrace.cache.listeners import listeners
 from millrace.compiling import phases
 from millrace.compiling.trials import Trial, Trials
 from millrace.errors import RecompilationError
@@ -229,8 +229,8 @@ class CompileLog:
             self._records.append(record)
             self._write(record)
         if not self.is_dry_run:
-            for listener in listeners:
-                listener(record)
+            for listener in listeners():
+                listener.compiled(record)
         logger.info("%s", sentence(record))
         phases.loaded(record)
         if not self.is_dry_run and record.is_recompilation:
@@ -313,10 +313,7 @@ class CompileLog:
             self._sink.add(record)
 
 
-RecordListener = Callable[[CompileRecord], object]
-listeners: list[RecordListener] = []  # of all strategies of this process
-all_observers: list[ExecutableObserver] = []  # likewise
-compiling.append(phases.begins)
+all_observers: list[ExecutableObserver] = []  # of all strategies of this process
 
 
 def sentence(record: CompileRecord) -> str:

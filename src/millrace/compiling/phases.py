@@ -15,6 +15,7 @@ import logging
 import os
 from dataclasses import dataclass
 
+from millrace.cache.listeners import ProgramListener, register_listener
 from millrace.errors import OptionError
 from millrace.records.cache import EntryLabels
 from millrace.records.compilation import CompileRecord, Origin
@@ -82,9 +83,13 @@ def show_phases(variable: str = VARIABLE) -> None:
         logger.addHandler(handler)
 
 
-def begins(labels: EntryLabels) -> None:
-    """Logs that XLA begins to compile a program."""
-    logger.info(_Current.phrases.compiling, {"program": labels.program})
+class _Begin(ProgramListener):
+    def compiling(self, labels: EntryLabels) -> None:
+        """Logs that XLA begins to compile a program."""
+        logger.info(_Current.phrases.compiling, {"program": labels.program})
+
+
+register_listener(_Begin())
 
 
 def loaded(record: CompileRecord) -> None:

@@ -324,7 +324,7 @@ def _check_own_step(model: keras.Model, name: str, step: str) -> None:
         raise ModelError(
             f"{name} overrides {step}({', '.join(names)}). On the JAX backend a step is a pure "
             f"function {step}(state, data) that returns its results and the new state; one that "
-            "takes the data alone changes variables on the way, as TensorFlow's and PyTorch's do. "
+            "takes the data alone changes variables on the way, as on other backends. "
             "See keras.io/guides/custom_train_step_in_jax."
         ) from None
 

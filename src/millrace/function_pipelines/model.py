@@ -181,7 +181,7 @@ class StagesModel(keras.Model):
             function = cast(OptimizerFunction, self._functions.optimizer_function)
             _, loss, *_ = call_optimizer_function(function, args, kwargs)
         self._functions.outfeed.take(y_pred, loss, trains=True)
-        return jnp.sum(loss)  # of a vector, TensorFlow differentiates the sum, too
+        return jnp.sum(loss)  # a vector's sum is differentiated
 
 
 def call_optimizer_function(

@@ -107,7 +107,7 @@ class NamedParts:
             self.infeeds[name] = value
         elif isinstance(value, OutfeedQueue):
             self.outfeeds[name] = value
-        elif isinstance(getattr(value, "queue", None), InfeedQueue):  # an iterator of tf.data
+        elif isinstance(getattr(value, "queue", None), InfeedQueue):  # an iterator over one
             self.infeeds[name] = value.queue
         elif isinstance(value, keras.Variable | keras.random.SeedGenerator):
             self.owners[name] = value

@@ -53,8 +53,8 @@ def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "Compi
     Everything else is part of the program: another model or another string makes another program.
 
     With several replicas the function runs side by side on different data. Each replica has its
-    own copies of the variables. Keeping them equal is up to the function, for example with
-    CrossReplicaOptimizer. Element j of an infeed goes to replica `j % replicas`, elements of
+    own copies of the variables. Keeping them equal is up to the function: by an optimizer that
+    averages gradients, say. Element j of an infeed goes to replica `j % replicas`, elements of
     outfeeds have an axis `[replicas]`, and the variables and results are those of replica 0. Each
     replica runs on a device of its own, in one process or several; where there are fewer devices,
     all of them are a batch on one.
@@ -65,7 +65,7 @@ def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "Compi
     Args:
         fn: compiled as a whole when it is first called.
         replicas: number of replicas. None uses one, or the number that the caller of the function
-            has chosen, such as an IPU strategy.
+            has chosen.
 
     Raises:
         OptionError: if `fn` is not a function, or `replicas` not a number of at least 1.

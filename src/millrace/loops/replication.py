@@ -290,7 +290,7 @@ def _total(value: jax.Array, size: int, replica: _Replica) -> jax.Array:
     if not replica.is_of_batch:
         raise UnsupportedError(
             "A stage of a pipeline cannot exchange values with the stages of other replicas. "
-            "Average the gradients: wrap the optimizer in CrossReplicaOptimizer."
+            "Average the gradients in the optimizer, after the pipeline has added them up."
         )
     # Two things keep the bits of replicas on devices: the barrier, since XLA would merge this sum
     # with the one that made the value, such as a matrix product; and that each replica has its

@@ -3,7 +3,7 @@
 gradients -> the wrapper changes or records them -> the wrapped optimizer -> variables
 
 Functions of replicas whose launch adds gradients up: the outermost optimizer does it, before it
-clips, maps or records them. `CrossReplicaOptimizer` takes the mean instead, wherever it stands.
+clips, maps or records them; not where one of them has `takes_means`, and averages itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,7 +7,7 @@ from millrace.plan import Recompute
 THEN = RecomputationMode.RECOMPUTE_THEN_BACKPROPAGATE
 INTERLEAVED = RecomputationMode.RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED
 
-# The schedules that come from IPU programs, with the modes that they have there.
+# The schedules that do not take every mode, with those that they take.
 _MODES = {"1f1b": (THEN,), "grouped": (THEN, INTERLEAVED), "sequential": (INTERLEAVED,)}
 
 

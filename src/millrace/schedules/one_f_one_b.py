@@ -4,8 +4,8 @@
     stage 1 |   F0 F1       B0--- F2 B1--- F3 B2--- F4 B3---    B4---
     stage 2 |      F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4---
 
-The same idea with `run_ahead=2` is what the IPU called Grouped; `run_ahead=1`, drawn here,
-is its Interleaved. Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
+The same idea with `run_ahead=2` is the schedule "grouped"; drawn here is `run_ahead=1`.
+Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
 
 In the drawing every arrival is just in time: a transfer that takes time delays both neighbors.
 With `slack=1` all stages but the last start with one more forward, and arrivals come early:

@@ -13,8 +13,8 @@ and the last to finish it, so no other stage can see the next one early.
 
 Drawn with three micro-batches, two at a time. It is for stages that share one device, so all tasks
 are in one row: with a row for each stage, nothing would make 1F0 wait for 0F1. A stage uses its
-weights for several micro-batches in a row, and holds that many micro-batches. The IPU called this
-batch serialization.
+weights for several micro-batches in a row, and holds that many micro-batches: batch
+serialization.
 """
 
 from collections.abc import Iterator

@@ -62,15 +62,6 @@ _FOLLOWS = "it follows from the model, its compile() and the data given to fit."
             "metrics always accumulate on the device, in their own dtype."
         ),
         "continuous_weight_updates": "weights stand still within an update.",
-        "forward_propagation_stages_poplar_options": (
-            "set forward_propagation_stages_compiler_options, with the names of XLA."
-        ),
-        "backward_propagation_stages_poplar_options": (
-            "set backward_propagation_stages_compiler_options, with the names of XLA."
-        ),
-        "weight_update_poplar_options": (
-            "set weight_update_compiler_options, with the names of XLA."
-        ),
     }
 )
 def set_pipelining_options(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from idioms import idiom
 
-from millrace.errors import OptionError, UnsupportedNameError
+from millrace.errors import OptionError
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.findings.port import port
 from millrace_ipu.tensorflow.graph_mode import set_graph_mode
 from millrace_ipu.tensorflow.graph_variables import forget_variables

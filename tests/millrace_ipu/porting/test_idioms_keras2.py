@@ -4,10 +4,11 @@ import keras
 import pytest
 from idioms import idiom
 
-from millrace._compat import patch_table
-from millrace._compat.patch_table import KERAS2_CALLS
+from millrace._compat import patch_table as native_patch_table
 from millrace._compat.patches import While, patches_in, unpatched
 from millrace.errors import ModelError
+from millrace_ipu._compat import patch_table
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 
 SETUP = """
 import numpy as np
@@ -411,7 +412,7 @@ def attributes_of(kind):
     """Those of `kind`, without patches for models: models of other tests may hold these or not."""
     models = {
         patch.attribute
-        for patch in patch_table.PATCHES
+        for patch in (*native_patch_table.PATCHES, *patch_table.PATCHES)
         if patch.during is While.MODELS and patch.owner is not None and patch.owner() is kind
     }
     return {

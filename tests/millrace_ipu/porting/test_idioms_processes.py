@@ -6,7 +6,7 @@ The replacements are those of `millrace port`: the tables are the same.
 import pytest
 from idioms import idiom
 
-from millrace.errors import UnsupportedNameError
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.ipu.advice import ADVICE as IPU_ADVICE
 from millrace_ipu.porting.findings.port import port
 from millrace_ipu.porting.replacements import IPU, TENSORFLOW, exists

@@ -7,8 +7,8 @@ import keras
 import pytest
 from idioms import idiom
 
-from millrace._compat.patch_table import OLD_ATTRIBUTES
 from millrace._compat.patches import patches_in
+from millrace_ipu._compat.patch_table import OLD_ATTRIBUTES
 
 KERAS_IMPORTS = {
     "import keras": "keras",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import millrace
 from millrace.cli.main import main
-from millrace.errors import UnsupportedNameError
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.running.serve import serving
 from millrace_ipu.tensorflow.dispatch import real_name, real_tensorflow
 

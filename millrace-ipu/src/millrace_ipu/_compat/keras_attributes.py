@@ -17,7 +17,7 @@ from typing import Any
 from keras.src.applications.resnet import ResNet
 from keras.src.legacy.preprocessing import image, sequence, text
 
-from millrace._compat.patches import Patch, put_in, take_out
+from millrace.extend import Patch, put_in, take_out
 
 __all__ = ["build_resnet", "hidden", "legacy_preprocessing", "let_attributes_be_read"]
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from keras.src.utils import module_utils
 
-from millrace._compat.patch_table import LAZY_TENSORFLOW, META_PATH
-from millrace._compat.patches import patches_in, put_in, take_out
+from millrace.extend import patches_in, put_in, take_out
+from millrace_ipu._compat.patch_table import LAZY_TENSORFLOW, META_PATH
 
 __all__ = ["show_own_tensorflow", "show_tensorflow"]
 

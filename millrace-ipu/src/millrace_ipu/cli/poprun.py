@@ -12,9 +12,7 @@ from typing import Any
 
 import click
 
-from millrace.cli.launch import LaunchOptions, launch
-from millrace.cli.launch_options import launch_options
-from millrace.cli.types import check_script
+from millrace.extend import LaunchOptions, check_script, launch, launch_options
 
 _RUN = ("-c", "from millrace.cli.main import main; main()", "run")
 # Options of the original about hosts, MPI and partitions of devices.

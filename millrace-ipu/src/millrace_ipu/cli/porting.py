@@ -12,8 +12,7 @@ from types import TracebackType
 import click
 
 from millrace import distributed
-from millrace.cli.types import check_script
-from millrace.processes.agreement import Launched
+from millrace.extend import Launched, check_script
 from millrace_ipu.porting.running.serve import run_script
 
 _RELEASE = "MILLRACE_IPU_RELEASE"  # which `ipu/release.py` reads

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import keras
+import numpy as np
 from jax.typing import DTypeLike
 from keras.backend import standardize_dtype
 
 from millrace.errors import DTypeError
-from millrace.options import AccumulatorDtype
 
+AccumulatorDtype: TypeAlias = str | Callable[[Any], str | None] | None  # of a native option
+DTypeChoice: TypeAlias = DTypeLike | Callable[[np.ndarray], DTypeLike]
 AnyDtype: TypeAlias = DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None
 
 

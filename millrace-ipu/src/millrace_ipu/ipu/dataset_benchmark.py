@@ -6,13 +6,12 @@ apply_options, apply_debug_options    without effect
 """
 
 import json
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from millrace.benchmark import throughput
-from millrace.benchmark.sources import BatchSource
+import millrace
+from millrace import InfeedQueue
 from millrace.errors import DTypeError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.options import whole_number
+from millrace.extend import whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
 from millrace_ipu.tensorflow.graph_mode import Deferred
 
@@ -29,7 +28,7 @@ Report: TypeAlias = list[str] | Deferred  # one text in JSON
 
 
 def dataset_benchmark(
-    dataset: BatchSource,
+    dataset: Any,
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
@@ -64,7 +63,7 @@ def dataset_benchmark(
     whole_number("elements_per_epochs", elements_per_epochs, 1)
 
     def measure() -> list[str]:
-        text = throughput.dataset_benchmark(
+        text = millrace.dataset_benchmark(
             dataset,
             number_of_epochs,
             elements_per_epochs,

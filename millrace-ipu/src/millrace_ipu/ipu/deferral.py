@@ -9,11 +9,7 @@ from typing import TypeVar
 
 import jax
 
-from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_steps import current_scope
-from millrace.loops.host_loop import OnHost
-from millrace.loops.replication import in_replica
-from millrace.loops.scope import look_at
+from millrace.extend import OnHost, current_scope, in_replica, is_tracing, look_at
 from millrace_ipu.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, is_deferred
 
 Returned = TypeVar("Returned")

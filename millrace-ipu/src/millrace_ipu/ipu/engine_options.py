@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from millrace.cache.lookup import variants
 from millrace.errors import OptionError
+from millrace.extend import ProgramListener, register_listener
 from millrace_ipu.ipu.no_effect import warn_no_effect
 
 VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -117,10 +117,10 @@ def current_report() -> AutoReport | None:
     return auto_report(os.environ.get(VARIABLE, ""))
 
 
-def _variant() -> str:
-    """Returns a part of the keys of executables on disk: empty without options."""
-    text = os.environ.get(VARIABLE, "").strip()
-    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
+class _Listener(ProgramListener):
+    def key_suffix(self) -> str:
+        text = os.environ.get(VARIABLE, "").strip()
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
-variants.append(_variant)
+register_listener(_Listener())

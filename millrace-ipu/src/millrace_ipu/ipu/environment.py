@@ -21,11 +21,17 @@ import os
 import shlex
 import threading
 
-from millrace._compat.jax_processes import backends_are_initialized
-from millrace.cache.lookup import asking
-from millrace.cache.use import cache_statistics, use_cache
-from millrace.compiling.phases import Phrases, show_phases, use_phrases
 from millrace.errors import OptionError
+from millrace.extend import (
+    Phrases,
+    ProgramListener,
+    backends_are_initialized,
+    cache_statistics,
+    register_listener,
+    show_phases,
+    use_cache,
+    use_phrases,
+)
 from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.program_reports import read_engine_options
 
@@ -146,7 +152,12 @@ FLAGS = {
 }
 
 
+class _Listener(ProgramListener):
+    def before_lookup(self) -> None:
+        read_variables()
+
+
 _lock = threading.RLock()
 _in_force: list[tuple[str, ...]] = [("", "", os.environ.get("XLA_FLAGS", ""))]
 use_phrases(POPLAR_PHRASES)
-asking.append(read_variables)
+register_listener(_Listener())

@@ -10,9 +10,7 @@ from typing import Any, TypeAlias
 import jax
 
 from millrace.errors import PlanError
-from millrace.loops.function import CompiledFunction
-from millrace.loops.log_subject import identity
-from millrace.loops.replication import launching
+from millrace.extend import CompiledFunction, identity, launching
 from millrace_ipu.ipu.deferral import call_or_defer, is_within_a_program, number_of_results
 from millrace_ipu.ipu.scopes import devices_in_scope
 from millrace_ipu.tensorflow.computed_losses import with_losses

@@ -11,9 +11,9 @@ feed_name, replication_factor               of early releases, without effect
 
 from typing import NoReturn
 
+from millrace import InfeedQueue
 from millrace.errors import DataError, OptionError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.options import whole_number
+from millrace.extend import whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
 from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.tensorflow.graph_mode import Deferred, in_graph_mode

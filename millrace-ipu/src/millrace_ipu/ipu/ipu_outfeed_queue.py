@@ -13,13 +13,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from millrace import OutfeedQueue
 from millrace.errors import OptionError, PlanError, QueueError, TapError
-from millrace.options import whole_number
-from millrace.pytrees import ArrayTree
-from millrace.taps.outfeed import OutfeedQueue
-from millrace.taps.structure import ordered, plain
+from millrace.extend import ordered, plain, whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
 from millrace_ipu.ipu.ipu_infeed_queue import check_arguments
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.graph_mode import Deferred, in_graph_mode
 from millrace_ipu.tensorflow.values import host_array
 

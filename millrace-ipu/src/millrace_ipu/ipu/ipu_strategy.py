@@ -15,13 +15,10 @@ from typing import Any, NoReturn
 import jax
 import keras
 
-from millrace._compat.keras_optimizers import let_gradients_change
+from millrace import Strategy
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.fit.controller import Controller, controller_of
-from millrace.loops.replication import launching
-from millrace.optimizers.wrapping import added_up
-from millrace.strategy.attach import check_movable, move
-from millrace.strategy.strategy import Strategy
+from millrace.extend import Controller, added_up, check_movable, controller_of, launching, move
+from millrace_ipu._compat.keras_optimizers import let_gradients_change
 from millrace_ipu.ipu import environment, program_reports
 from millrace_ipu.ipu.config import System, current_system
 from millrace_ipu.ipu.config.devices import checks, followers, processes_of

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import keras
 
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.repeat import repeat as native_repeat
-from millrace.loops.repeat import while_loop as native_while_loop
-from millrace.pytrees import ArrayTree
+from millrace import InfeedQueue
+from millrace import repeat as native_repeat
+from millrace import while_loop as native_while_loop
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.conversion.convert import converted
 

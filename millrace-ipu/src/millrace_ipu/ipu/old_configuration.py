@@ -12,8 +12,8 @@ profile has no effect: POPLAR_ENGINE_OPTIONS asks for one.
 import enum
 from collections.abc import Callable
 
-from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.extend import refuse_unknown
 from millrace_ipu.ipu.config import DeviceConnectionType, IPUConfig
 from millrace_ipu.ipu.config.categories import FEEDS, NUMBERS, XLA
 from millrace_ipu.ipu.no_effect import warn_no_effect

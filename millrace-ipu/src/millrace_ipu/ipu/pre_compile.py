@@ -11,11 +11,15 @@ import contextlib
 import pathlib
 import sys
 
-from millrace.cache.lookup import saved
-from millrace.cache.use import use_cache
 from millrace.errors import PlanError
-from millrace.precompile.compile_only import compiling_only
-from millrace.records.cache import EntryLabels
+from millrace.extend import (
+    EntryLabels,
+    ProgramListener,
+    compiling_only,
+    register_listener,
+    unregister_listener,
+    use_cache,
+)
 from millrace_ipu.ipu.environment import cache_directory
 
 _until = contextlib.ExitStack()
@@ -36,8 +40,8 @@ def begin_pre_compile() -> None:
         )
     end_pre_compile()
     _until.enter_context(compiling_only(functions=True))
-    saved.append(_say)
-    _until.callback(saved.remove, _say)
+    register_listener(_listener)
+    _until.callback(unregister_listener, _listener)
 
 
 def end_pre_compile() -> None:
@@ -45,6 +49,10 @@ def end_pre_compile() -> None:
     _until.close()
 
 
-def _say(labels: EntryLabels, path: pathlib.Path) -> None:
-    if labels.program:  # Keras's own programs have no label
-        print(f"PRE_COMPILE: {labels.program} is saved in {path}", file=sys.stderr)
+class _Listener(ProgramListener):
+    def saved(self, labels: EntryLabels, path: pathlib.Path) -> None:
+        if labels.program:  # Keras's own programs have no label
+            print(f"PRE_COMPILE: {labels.program} is saved in {path}", file=sys.stderr)
+
+
+_listener = _Listener()

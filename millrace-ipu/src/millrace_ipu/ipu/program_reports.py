@@ -24,23 +24,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import keras
 
-from millrace.compiling.log import listeners
+import millrace
 from millrace.errors import OptionError
-from millrace.explain.key import versions
-from millrace.processes.agreement import process_index
-from millrace.recording.options import device_names
-from millrace.recording.page import RunPage
-from millrace.recording.run import this_process
-from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.directory import RunDirectory
-from millrace.records.loops import ExecutionSample, FeedSample, LoopRecord
-from millrace.records.memory_report import MemoryReport
-from millrace.records.operations import ProgramOperations
-from millrace.records.program_memory import ProgramMemory
-from millrace.records.sinks import RecordSinks
-from millrace.records.trace import ExecutionTrace
-from millrace.reports.page import write_page
+from millrace.extend import (
+    CompileRecord,
+    ExecutionSample,
+    ExecutionTrace,
+    FeedSample,
+    LoopRecord,
+    MemoryReport,
+    Origin,
+    ProgramListener,
+    ProgramMemory,
+    ProgramOperations,
+    RecordedRun,
+    RecordSinks,
+    process_index,
+    register_listener,
+)
 from millrace_ipu.ipu.engine_options import VARIABLE, AutoReport, current_report
 
 logger = logging.getLogger("millrace")
@@ -57,8 +60,7 @@ class ProgramReport:
     """The directory of one program."""
 
     options: AutoReport
-    directory: RunDirectory
-    page: RunPage | None
+    run: RecordedRun
     owner: Owner
     programs: list[str] = field(default_factory=list[str])  # its executables
     loops: set[int] = field(default_factory=set[int])
@@ -107,7 +109,7 @@ class ProgramReports:
                 if own is None or record.program in own.programs:
                     own = self._reports[owner] = self._new(report, owner)
                 own.programs.append(record.program)
-                own.directory.add(record)
+                own.run.directory.add(record)
                 _write_framework(own, self._loop_of(owner), record)
             except (OSError, OptionError) as error:
                 self._fail(report, error)
@@ -124,15 +126,15 @@ class ProgramReports:
                     self._loops[record.number] = record
                 for report in self._reports_of(record):
                     if report.takes(record):
-                        report.directory.add(record)
+                        report.run.directory.add(record)
                 if isinstance(record, LoopRecord) and record.ended:
                     self._loop_ends(record)
 
     def _loop_ends(self, loop: LoopRecord) -> None:
         del self._loops[loop.number]
         for report in self._reports.values():
-            if loop.number in report.loops and report.page is not None:
-                report.page.loop_has_ended()
+            if loop.number in report.loops and report.run.page is not None:
+                report.run.page.loop_has_ended()
 
     def _reports_of(self, record: object) -> list[ProgramReport]:
         """Returns the directories that a record belongs to."""
@@ -158,15 +160,13 @@ class ProgramReports:
 
     def _new(self, options: AutoReport, owner: Owner) -> ProgramReport:
         """Makes a directory, with the records that it would have had from its begin on."""
-        directory = RunDirectory(_new_directory(options.directory), self.process)
-        devices = jax.local_devices()
-        directory.add(this_process(devices[0].platform, device_names(devices)))
-        page = RunPage(directory, write_page) if self.process == 0 else None
-        report = ProgramReport(options, directory, page, owner)
+        run = RecordedRun(_new_directory(options.directory))
+        run.take_part(jax.local_devices())
+        report = ProgramReport(options, run, owner)
         loop = self._loop_of(owner)
         if loop is not None:
             report.loops.add(loop.number)
-            directory.add(loop)
+            run.directory.add(loop)
         return report
 
     def _loop_of(self, owner: Owner) -> LoopRecord | None:
@@ -191,8 +191,8 @@ class ProgramReports:
     def _process_ends(self) -> None:
         if os.getpid() == self._pid:
             for report in self._reports.values():
-                if report.page is not None:
-                    report.page.process_ends()
+                if report.run.page is not None:
+                    report.run.page.process_ends()
 
 
 _lock = threading.Lock()
@@ -223,10 +223,11 @@ def read_engine_options() -> None:
                 sinks.put_in(_taker[0])
 
 
-def _compiled(record: CompileRecord) -> None:
-    """Takes every record of an executable, also of functions outside of strategies."""
-    for taker in _taker:
-        taker.compiled(record)
+class _Listener(ProgramListener):
+    def compiled(self, record: CompileRecord) -> None:
+        """Takes every record of an executable, also of functions outside of strategies."""
+        for taker in _taker:
+            taker.compiled(record)
 
 
 def _owner(model: str, program: str) -> Owner:
@@ -264,14 +265,14 @@ def _write_framework(report: ProgramReport, loop: LoopRecord | None, record: Com
         OSError: if it cannot be written.
     """
     model, name = report.owner
-    path = report.directory.path / FRAMEWORK
+    path = report.run.directory.path / FRAMEWORK
     before = json.loads(path.read_text()) if path.exists() else {}
     options = dict(loop.options) if loop is not None else {}
     accumulation = options.get(_STEPS, "1")
     stages = loop.stages if loop is not None else 1
     values: Mapping[str, Any] = {
         "framework": "millrace",
-        "versions": versions(),
+        "versions": {each.__name__: each.__version__ for each in (jax, keras, millrace)},
         "model": model,
         "program": name,
         "executables": [
@@ -293,4 +294,4 @@ def _write_framework(report: ProgramReport, loop: LoopRecord | None, record: Com
     part.replace(path)
 
 
-listeners.append(_compiled)
+register_listener(_Listener())

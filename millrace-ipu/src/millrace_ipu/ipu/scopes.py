@@ -15,10 +15,7 @@ import jax
 from keras.backend import standardize_dtype
 
 from millrace.errors import OptionError, PlanError
-from millrace.loops.replication import current_launch
-from millrace.options import whole_number
-from millrace.strategy.strategy import strategy_in_scope
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import ScopedValue, current_launch, strategy_in_scope, whole_number
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.deferral import is_within_a_program
 from millrace_ipu.ipu.no_effect import warn_no_effect

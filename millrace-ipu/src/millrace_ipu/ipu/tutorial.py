@@ -11,19 +11,18 @@ outfeed_optimizer   OutfeedOptimizer, OutfeedOptimizerMode     -> millrace.optim
 import enum
 from typing import Any
 
-from millrace.callbacks.outfeed import OutfeedCallback as OutfeedCallback
-from millrace.layers.outfeed import MaybeOutfeed as MaybeOutfeed
-from millrace.layers.outfeed import Outfeed as Outfeed
-from millrace.optimizers.outfeed import OutfeedOptimizer as OutfeedOptimizer
-from millrace.optimizers.outfeed import OutfeedOptimizerMode as OutfeedOptimizerMode
-from millrace.taps import maybe_outfeed
-from millrace.taps.maybe_outfeed import Filter
-from millrace.taps.structure import ordered, plain
+import millrace
+from millrace.callbacks import OutfeedCallback as OutfeedCallback
+from millrace.extend import ordered, plain
+from millrace.layers import MaybeOutfeed as MaybeOutfeed
+from millrace.layers import Outfeed as Outfeed
+from millrace.optimizers import OutfeedOptimizer as OutfeedOptimizer
+from millrace.optimizers import OutfeedOptimizerMode as OutfeedOptimizerMode
 from millrace_ipu.ipu import ipu_outfeed_queue
 from millrace_ipu.tensorflow.values import host_array
 
 
-class MaybeOutfeedQueue(maybe_outfeed.MaybeOutfeedQueue):
+class MaybeOutfeedQueue(millrace.MaybeOutfeedQueue):
     """Carries the values whose keys pass the filters out of a program, together as one dict.
 
     Args:
@@ -34,7 +33,7 @@ class MaybeOutfeedQueue(maybe_outfeed.MaybeOutfeedQueue):
     def __init__(
         self,
         outfeed_mode: ipu_outfeed_queue.IPUOutfeedMode | str | None = None,
-        filters: list[Filter] | None = None,
+        filters: list[Any] | None = None,
     ):
         mode = outfeed_mode.name if isinstance(outfeed_mode, enum.Enum) else outfeed_mode
         super().__init__("all" if mode is None else mode, filters)

@@ -18,12 +18,16 @@ from jax.typing import DTypeLike
 from keras import ops
 
 from millrace.errors import OptionError, PlanError
-from millrace.loops.replication import holds_anywhere
-from millrace.loops.scope import enclosing_loop
-from millrace.optimizers.as_accumulated import refusing_other_dtypes
-from millrace.optimizers.wrapping import Gradient, WrappingOptimizer, wrapped_chain
-from millrace.options import whole_number
-from millrace.steps.accumulate import accumulator_dtype, largest
+from millrace.extend import (
+    WrappingOptimizer,
+    accumulator_dtype,
+    enclosing_loop,
+    holds_anywhere,
+    refusing_other_dtypes,
+    whole_number,
+    wrapped_chain,
+)
+from millrace_ipu.pytrees import Gradient
 
 
 @keras.saving.register_keras_serializable(package="millrace")
@@ -109,7 +113,8 @@ class AccumulatingOptimizer(WrappingOptimizer):
         ]
         for accumulator, gradient, variable in pairs:
             if variable.overwrite_with_gradient:
-                accumulator.assign(largest(accumulator.value, gradient))
+                new = ops.cast(gradient, accumulator.dtype)
+                accumulator.assign(ops.maximum(accumulator.value, new))
             else:
                 accumulator.assign_add(ops.cast(gradient, accumulator.dtype))
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
-from millrace.loops.replication import cross_replica_mean, largest
-from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
+from millrace.extend import WrappingOptimizer, cross_replica_mean, largest
+from millrace_ipu.pytrees import Gradient
 
 
 @keras.saving.register_keras_serializable(package="millrace")

@@ -16,7 +16,7 @@ from typing import Any
 
 import keras as keras
 
-from millrace._compat.jax_arrays import let_arrays_be_numpy
+from millrace_ipu._compat.arrays_and_data import let_arrays_be_numpy
 from millrace_ipu._compat.module_aliases import serve
 from millrace_ipu.tensorflow import arrays as _arrays
 from millrace_ipu.tensorflow import compat as compat

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 from jax.typing import DTypeLike
 
-from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace.errors import LoopError, OptionError
+from millrace.extend import is_traced, is_tracing
 from millrace_ipu.tensorflow.dispatch import operations
 from millrace_ipu.tensorflow.dtypes import as_dtype
 from millrace_ipu.tensorflow.values import Tensor, TensorLike, shape_of

@@ -17,13 +17,17 @@ import jax
 import keras
 from jax.core import Tracer
 
-from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_steps import current_scope
+from millrace import value_and_grad
 from millrace.errors import DTypeError
-from millrace.loops.gradients import value_and_grad
-from millrace.loops.scope import VariableScope, look_at
-from millrace.taps.taps import collecting, tap_again
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import (
+    ScopedValue,
+    VariableScope,
+    collecting,
+    current_scope,
+    is_tracing,
+    look_at,
+    tap_again,
+)
 
 Result = TypeVar("Result")
 Pairs = list[tuple[Any, keras.Variable]]  # of gradients and variables

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import ScopedValue
 from millrace_ipu.tensorflow.dispatch import real_name
 
 strategy_of_scope = ScopedValue[Any](None)  # of this thread

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax
 
 from millrace.errors import DataError, OptionError, PlanError, UnsupportedError
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import ScopedValue
 from millrace_ipu.tensorflow.graph_mode import is_deferred
 
 _device = ScopedValue[str | None](None)

@@ -17,12 +17,9 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_steps import current_scope
 from millrace.errors import LoopError, OptionError
-from millrace.loops.function import CompiledFunction
-from millrace.loops.replication import current_launch
-from millrace.pytrees import ArrayTree
+from millrace.extend import CompiledFunction, current_launch, current_scope, is_tracing
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.conversion import runtime
 from millrace_ipu.tensorflow.conversion.convert import ELEMENTS, compiled_form, converted

@@ -22,8 +22,8 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from millrace.errors import OptionError
-from millrace.loops.function import CompiledFunction
-from millrace.pytrees import Array
+from millrace.extend import CompiledFunction
+from millrace_ipu.pytrees import Array
 from millrace_ipu.tensorflow.dtypes import as_dtype
 
 KEPT = 64  # compiled programs that sessions remember

@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from millrace.errors import OptionError
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import ScopedValue
 from millrace_ipu.tensorflow.dtypes import as_dtype
 
 AUTO_REUSE = "AUTO_REUSE"

@@ -15,13 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_steps import current_scope
+from millrace import InfeedQueue
 from millrace.errors import QueueError, UnsupportedError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.replication import current_launch, replicas, replication_index
-from millrace.pytrees import ArrayTree
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import (
+    ScopedValue,
+    current_launch,
+    current_scope,
+    is_tracing,
+    replicas,
+    replication_index,
+)
+from millrace_ipu.pytrees import ArrayTree
 
 
 def device_iterators(enabled: bool = True) -> AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 import logging
 
-from millrace.threads.scoped_value import Notes
+from millrace.extend import Notes
 
 notes = Notes()  # the lines of this process
 

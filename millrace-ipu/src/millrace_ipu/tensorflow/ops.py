@@ -12,11 +12,9 @@ import keras
 import numpy as np
 from jax.typing import DTypeLike
 
-from millrace._compat.jax_tracing import is_traced, is_tracing
-from millrace._compat.keras_steps import current_scope
+from millrace import while_loop
 from millrace.errors import OptionError
-from millrace.loops.repeat import while_loop
-from millrace.loops.scope import context_of
+from millrace.extend import context_of, current_scope, is_traced, is_tracing
 from millrace_ipu.tensorflow.arrays import split_by
 from millrace_ipu.tensorflow.conversion.convert import recognize
 from millrace_ipu.tensorflow.dispatch import operations

@@ -13,11 +13,9 @@ import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
-from millrace._compat.keras_random import generator_of_layer, note_models_of_steps
-from millrace._compat.keras_steps import current_scope
-from millrace.checkpoints.random_state import SHARED_SEEDS, SharedSeed
 from millrace.errors import OptionError
-from millrace.loops.scope import context_of
+from millrace.extend import context_of, current_scope, share_seed
+from millrace_ipu._compat.keras_random import generator_of_layer, note_models_of_steps
 from millrace_ipu.tensorflow.dispatch import operations, real_name
 from millrace_ipu.tensorflow.dtypes import as_dtype
 from millrace_ipu.tensorflow.values import ShapeLike, TensorLike, shape_of
@@ -49,8 +47,10 @@ def _made_generator() -> keras.random.SeedGenerator:
 
 _first_seed: list[int] = []  # one, after set_seed()
 _generator: list[keras.random.SeedGenerator] = []  # one, after the first draw
-SHARED_SEEDS["tensorflow"] = SharedSeed(
-    lambda: _generator[0].state if _generator else None, lambda: _made_generator().state
+share_seed(
+    "tensorflow",
+    lambda: _generator[0].state if _generator else None,
+    lambda: _made_generator().state,
 )
 
 

@@ -21,9 +21,8 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.jax_tracing import is_traced
 from millrace.errors import OptionError
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import ScopedValue, is_traced
 from millrace_ipu.tensorflow.no_operation import say_once
 
 

@@ -19,9 +19,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace.errors import LoopError, UnsupportedError
-from millrace.loops.scope import VariableScope
-from millrace.pytrees import ArrayTree, Spec
-from millrace.taps.taps import Tapped, collecting, tap_again
+from millrace.extend import VariableScope, collecting, tap_again
+from millrace_ipu.pytrees import ArrayTree, Spec
 from millrace_ipu.tensorflow.conversion.range_loop import defined
 
 _read_before: weakref.WeakKeyDictionary[CodeType, list[keras.Variable]] = (
@@ -195,7 +194,7 @@ class _TapedBlock:
 
         def differentiated(
             values: list[jax.Array], zeros: list[jax.Array]
-        ) -> tuple[list[jax.Array], tuple[list[Any], list[jax.Array], Tapped]]:
+        ) -> tuple[list[jax.Array], tuple[list[Any], list[jax.Array], Any]]:
             self._zeros, self._watched = zeros, []
             with TapeScope(zip(self._variables, values, strict=True)) as scope:
                 names, tapped = collecting(self._call)()

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.patch_table import TENSOR_BOARD
-from millrace._compat.patches import patches_in, put_in
+from millrace.extend import patches_in, put_in
+from millrace_ipu._compat.patch_table import TENSOR_BOARD
 from millrace_ipu.tensorflow import summary
 from millrace_ipu.tensorflow.dispatch import is_installed
 

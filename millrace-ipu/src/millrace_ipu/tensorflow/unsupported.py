@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias, Union
 
-from millrace.errors import UnsupportedNameError
+from millrace_ipu.errors import UnsupportedNameError
 
 Instead: TypeAlias = Callable[[str], str]  # of a name: what to write in its place
 NOT_IN_THIS_RELEASE = ("tensorflow.contrib",)  # programs ask for these to recognise TensorFlow 1

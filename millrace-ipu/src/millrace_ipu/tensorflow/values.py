@@ -15,8 +15,8 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from millrace._compat.jax_tracing import is_traced
-from millrace.pytrees import ArrayTree
+from millrace.extend import is_traced
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.dtypes import as_dtype
 
 # Computed, or a symbolic tensor of a Keras model that is being built.

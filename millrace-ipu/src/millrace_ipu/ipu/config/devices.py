@@ -20,9 +20,8 @@ from typing import TypeAlias, cast
 
 import jax
 
-from millrace.devices import DEVICES_FLAG, ask_for_virtual, devices_of_environment
 from millrace.errors import DeviceError, OptionError
-from millrace.processes.agreement import process_count
+from millrace.extend import ask_for_virtual, devices_of_environment, process_count
 from millrace_ipu.ipu.config.categories import DeviceConnectionType
 from millrace_ipu.ipu.config.option import Category, Option, options
 from millrace_ipu.ipu.environment import read_variables
@@ -31,6 +30,7 @@ from millrace_ipu.ipu.pre_compile import begin_pre_compile, end_pre_compile
 from millrace_ipu.ipu.release import reset_release
 
 logger = logging.getLogger("millrace")
+_FLAG = "--xla_force_host_platform_device_count"
 
 PerDevice: TypeAlias = int | Sequence[int]  # one number, or one for each logical device
 MANY = (int, list, tuple)  # the types of these
@@ -105,7 +105,7 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
         own = devices_of_environment()
         hint = (
             f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
-            f"{number}. Set the environment variable XLA_FLAGS={DEVICES_FLAG}={number}, or call "
+            f"{number}. Set the environment variable XLA_FLAGS={_FLAG}={number}, or call "
             "configure_ipu_system() above everything that builds a model or an array."
             if own is None or own >= number
             else f" The environment sets {own}. Set JAX_NUM_CPU_DEVICES={number} instead."

@@ -9,8 +9,8 @@ popdist_strategy           the strategy of such a run
 import importlib as _importlib
 from typing import Any
 
-from millrace.processes.agreement import process_count as _process_count
-from millrace.processes.agreement import process_index as _process_index
+from millrace.extend import process_count as _process_count
+from millrace.extend import process_index as _process_index
 from millrace_ipu.ipu.distributed.collectives import Average as Average
 from millrace_ipu.ipu.distributed.collectives import Sum as Sum
 from millrace_ipu.ipu.distributed.collectives import all_reduce as all_reduce

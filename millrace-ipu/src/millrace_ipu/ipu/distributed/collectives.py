@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from jax.experimental import multihost_utils
 
-from millrace._compat.jax_tracing import is_traced
 from millrace.errors import OptionError, UnsupportedError
-from millrace.processes.agreement import process_count
+from millrace.extend import is_traced, process_count
 
 
 class ReduceOp(enum.Enum):

@@ -5,7 +5,7 @@ PopDistStrategy, IPUMultiReplicaStrategy, IPUHorovodStrategy   -> IPUStrategy
 Each process gives its part of the data to `fit`, `evaluate` and `predict`.
 """
 
-from millrace.processes.agreement import process_count
+from millrace.extend import process_count
 from millrace_ipu.ipu import popdist
 from millrace_ipu.ipu.config import IPUConfig
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy

@@ -9,7 +9,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
+from millrace import PipelineStage as PipelineStage
 from millrace_ipu.ipu.replacements import submodule as _submodule
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Small operations of IPU programs, and the modules that have them: `MODULES`.
 
 control_flow_ops    barrier                    keeps XLA from moving operations across it
-cross_replica_ops   sums and means of replicas -> millrace.loops.replication
+cross_replica_ops   sums and means of replicas -> millrace.extend
 embedding_ops       embedding_lookup           keras.ops.take
 functional_ops      outlined_function          the function itself: XLA shares equal code
 math_ops            segment_sum                keras.ops.segment_sum
@@ -24,11 +24,11 @@ import jax
 import keras
 import numpy as np
 
+from millrace import extend
 from millrace.errors import OptionError
-from millrace.loops import replication
-from millrace.pytrees import ArrayTree
 from millrace_ipu.ipu.keras.layers.normalization import normalize_groups
 from millrace_ipu.ipu.replacements import other_name
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.random import seed_or_generator
 from millrace_ipu.tensorflow.unsupported import refuse
 
@@ -61,14 +61,14 @@ def cross_replica_sum(
     Raises:
         OptionError: if the replicas are not a whole number of such groups.
     """
-    return replication.cross_replica_sum(x, replica_group_size)
+    return extend.cross_replica_sum(x, replica_group_size)
 
 
 def cross_replica_mean(
     x: _Tensors, replica_group_size: int | None = None, name: str | None = None
 ) -> _Tensors:
     """Returns the mean over replicas, otherwise as `cross_replica_sum`."""
-    return replication.cross_replica_mean(x, replica_group_size)
+    return extend.cross_replica_mean(x, replica_group_size)
 
 
 def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _Tensors:
@@ -78,7 +78,7 @@ def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _T
 
 def replication_index(name: str | None = None) -> jax.Array:
     """Returns the number of this replica, from 0, as an int32."""
-    return replication.replication_index()
+    return extend.replication_index()
 
 
 def embedding_lookup(

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.keras_optimizers import let_names_be_given
 from millrace.errors import DTypeError, LoopError, OptionError
+from millrace_ipu._compat.keras_optimizers import let_names_be_given
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 

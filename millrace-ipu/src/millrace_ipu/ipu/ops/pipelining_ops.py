@@ -16,18 +16,12 @@ recomputation_checkpoint             -> millrace.layers.recomputation_checkpoint
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
+from millrace import InfeedQueue, OutfeedQueue
+from millrace import pipeline as native_pipeline
 from millrace.errors import OptionError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.function_pipelines.chain import make_chain
-from millrace.function_pipelines.pipeline import DTypeChoice
-from millrace.function_pipelines.pipeline import pipeline as native_pipeline
-from millrace.layers.recomputation import recomputation_checkpoint as _mark
-from millrace.loops.host_loop import require_host
-from millrace.options import whole_number
-from millrace.pytrees import Array, ArrayTree
-from millrace.strategy.strategy import strategy_in_scope
-from millrace.taps.outfeed import OutfeedQueue
-from millrace_ipu.ipu.accumulator_dtype import AnyDtype
+from millrace.extend import make_chain, require_host, strategy_in_scope, whole_number
+from millrace.layers import recomputation_checkpoint as _mark
+from millrace_ipu.ipu.accumulator_dtype import AnyDtype, DTypeChoice
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import (
     GradientAccumulationReductionMethod,
@@ -44,6 +38,7 @@ from millrace_ipu.ipu.ops.pipeline_options import native_options, refuse_continu
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule as PipelineSchedule
 from millrace_ipu.ipu.ops.schedules import RecomputationMode as RecomputationMode
 from millrace_ipu.ipu.ops.schedules import check_length, schedule_of
+from millrace_ipu.pytrees import Array, ArrayTree
 
 StageFunctions: TypeAlias = Sequence[Callable[..., object] | Sequence[Callable[..., object]]]
 _Activations = TypeVar("_Activations", bound=ArrayTree)

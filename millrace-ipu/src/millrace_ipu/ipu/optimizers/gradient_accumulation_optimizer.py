@@ -11,9 +11,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.jax_memory import host_memory
 from millrace.errors import OptionError, PlanError
-from millrace.options import whole_number
+from millrace.extend import host_memory, whole_number
 from millrace_ipu.ipu.accumulator_dtype import AnyDtype, optimizer_dtype
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method

@@ -14,10 +14,9 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.keras_optimizers import let_names_be_given
 from millrace.errors import OptionError
-from millrace.optimizers.wrapping import WrappingOptimizer
-from millrace.steps.step import are_prepared
+from millrace.extend import WrappingOptimizer, are_prepared
+from millrace_ipu._compat.keras_optimizers import let_names_be_given
 from millrace_ipu.optimizers import cross_replica
 from millrace_ipu.tensorflow.computed_losses import gradients_of
 

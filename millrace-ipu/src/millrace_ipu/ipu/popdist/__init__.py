@@ -19,12 +19,12 @@ from typing import Any
 import jax as _jax
 
 from millrace import distributed as _distributed
-from millrace._compat.jax_processes import backends_are_initialized as _backends_are_initialized
 from millrace.errors import OptionError as _OptionError
-from millrace.processes.agreement import Launched as _Launched
-from millrace.processes.agreement import check_same as _check_same
-from millrace.processes.agreement import process_count as _process_count
-from millrace.processes.agreement import process_index as _process_index
+from millrace.extend import Launched as _Launched
+from millrace.extend import backends_are_initialized as _backends_are_initialized
+from millrace.extend import process_count as _process_count
+from millrace.extend import process_index as _process_index
+from millrace.extend import texts_of_all as _texts_of_all
 
 _SECONDS = 24 * 3600.0  # an instance may compute for long before the others go on
 _PER_REPLICA = "POPDIST_IPUS_PER_REPLICA"
@@ -127,7 +127,7 @@ def execute_on_instances(
 
 def synchronize(group: object = None) -> None:
     """Waits until all processes have come here."""
-    _check_same({"call": "popdist.synchronize()"}, _SECONDS)
+    _texts_of_all("popdist.synchronize()", _SECONDS)
 
 
 def set_ipus_per_replica(number: int) -> None:

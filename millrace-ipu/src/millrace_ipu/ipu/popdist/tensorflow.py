@@ -1,7 +1,7 @@
 """`popdist.tensorflow`: sets an `IPUConfig` for the processes of a run."""
 
 from millrace.errors import OptionError
-from millrace.options import whole_number
+from millrace.extend import whole_number
 from millrace_ipu.ipu import popdist
 from millrace_ipu.ipu.config import IPUConfig
 

@@ -6,7 +6,6 @@ model.set_pipelining_options(gradient_accumulation_count=8)    ..._steps_per_rep
 import ast
 import inspect
 
-from millrace.strategy.methods import METHODS
 from millrace_ipu.ipu.keras.extensions import arguments
 from millrace_ipu.ipu.keras.extensions.setters import SETTERS
 from millrace_ipu.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
@@ -36,9 +35,10 @@ def _names(method: str) -> frozenset[str]:
 
 
 # All methods that a scope adds to a model.
-ATTACHED = frozenset(
-    each.__name__ for each in (*SETTERS, *STAGE_METHODS, *SEQUENTIAL_METHODS, *METHODS)
-)
+ATTACHED = frozenset(each.__name__ for each in (*SETTERS, *STAGE_METHODS, *SEQUENTIAL_METHODS)) | {
+    "precompile",
+    "set_recomputation_options",
+}
 SETTER_ARGUMENTS = {method: _names(method) for method in _SETTERS}
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import replace
-from millrace.threads.scoped_value import Notes
+from millrace.extend import Notes, replace
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.keras2 import HABITS, Edit, Habit, habits_of
 
 MendedCall = tuple[tuple[Any, ...], dict[str, Any]]

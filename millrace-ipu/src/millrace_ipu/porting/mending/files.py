@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import replace
+from millrace.extend import replace
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.mending.callbacks import with_a_mode
 from millrace_ipu.porting.mending.calls import mended_arguments, note, replace_method, signed
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import add, replace
+from millrace.extend import add, replace
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.mending.calls import mended_arguments, replace_method, signed
 
 # The parameters of `add_weight` in Keras 2, in their order.

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import take_out_all
+from millrace.extend import take_out_all
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.mending.callbacks import mend_callbacks
 from millrace_ipu.porting.mending.calls import let_classes_take_old_arguments
 from millrace_ipu.porting.mending.files import mend_files

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace._compat.keras_build import give_metrics_to_outputs
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import add
+from millrace.extend import add
+from millrace_ipu._compat.keras_models import give_metrics_to_outputs
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.keras2 import habits_of
 from millrace_ipu.porting.mending.calls import mended_arguments, replace_method, signed
 

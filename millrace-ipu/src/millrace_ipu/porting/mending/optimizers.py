@@ -13,12 +13,9 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_optimizers import trained_by
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import add
 from millrace.errors import UnsupportedError
-from millrace.extend import is_own_module
-from millrace.optimizers.wrapping import added_up
+from millrace.extend import add, added_up, is_own_module, trained_by
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.mending.calls import mended_arguments, replace_method, signed
 from millrace_ipu.porting.object_names import ASSIGNMENTS, COUNTED, OVERRIDES
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace._compat.jax_arrays import ARRAY_KINDS
-from millrace._compat.patch_table import KERAS2_CALLS
-from millrace._compat.patches import add, replace
+from millrace.extend import add, replace
+from millrace_ipu._compat.arrays_and_data import ARRAY_KINDS
+from millrace_ipu._compat.patch_table import KERAS2_CALLS
 
 
 class OldShape(tuple[int | None, ...]):

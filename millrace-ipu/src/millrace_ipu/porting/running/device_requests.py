@@ -18,8 +18,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from millrace._compat.jax_processes import backends_are_initialized
-from millrace.devices import ask_for_virtual
+from millrace.extend import ask_for_virtual, backends_are_initialized
 from millrace_ipu.porting.running.definitions import NameScope, ProgramTables, tables_of
 from millrace_ipu.porting.running.possible_values import (
     UNKNOWN,

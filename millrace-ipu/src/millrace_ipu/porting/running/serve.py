@@ -20,8 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
-from millrace._compat.patches import put_in, take_out, take_out_all
+from millrace.extend import put_in, take_out, take_out_all
 from millrace_ipu import tensorflow
 from millrace_ipu._compat.keras_attributes import hidden, let_attributes_be_read
 from millrace_ipu._compat.module_aliases import (
@@ -30,6 +29,7 @@ from millrace_ipu._compat.module_aliases import (
     show_tensorflow,
     stop_serving,
 )
+from millrace_ipu._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace_ipu.porting.keras2_names import module_now
 from millrace_ipu.porting.mending.mending import mending
 from millrace_ipu.porting.running.device_requests import make_devices

@@ -13,14 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_steps import current_scope
+from millrace import repeat
 from millrace.errors import DTypeError, LoopError
-from millrace.loops.body import arguments_of, as_array
-from millrace.loops.host_loop import OnHost
-from millrace.loops.repeat import repeat
-from millrace.loops.scope import look_at
-from millrace.pytrees import ArrayTree
+from millrace.extend import OnHost, arguments_of, as_array, current_scope, is_tracing, look_at
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.iterators import (
     DeviceIterator,

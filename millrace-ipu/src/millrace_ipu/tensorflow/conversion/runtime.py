@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from millrace.pytrees import ArrayTree
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.conversion.convert import RUNTIME_CELL
 from millrace_ipu.tensorflow.conversion.convert import converted as converted
 from millrace_ipu.tensorflow.conversion.range_loop import for_range as for_range

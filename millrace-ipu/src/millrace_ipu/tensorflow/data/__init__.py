@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from millrace._compat.patch_table import TENSORFLOW_ITER
-from millrace._compat.patches import put_in
+from millrace.extend import put_in
 from millrace_ipu._compat.module_aliases import show_tensorflow
+from millrace_ipu._compat.patch_table import TENSORFLOW_ITER
 from millrace_ipu.tensorflow.data import dataset as _dataset
 from millrace_ipu.tensorflow.dispatch import is_installed, real_name, real_tensorflow
 from millrace_ipu.tensorflow.iterators import DeviceIterator, gives_device_iterators

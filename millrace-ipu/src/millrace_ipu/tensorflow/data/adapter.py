@@ -10,13 +10,16 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import DataAdapter, let_data_adapt, stacked
 from millrace.errors import DataError
-from millrace.pytrees import ArrayTree
+from millrace.extend import DataAdapter, stacked
+from millrace_ipu._compat.arrays_and_data import let_data_adapt
+from millrace_ipu.pytrees import ArrayTree
 
 
 class DatasetAdapter(DataAdapter):
     """Gives Keras the batches of a data set, and their number."""
+
+    remembers_passes = True  # read by millrace: data sets count their iterators to shuffle anew
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from millrace.errors import DataError
-from millrace.options import whole_number
-from millrace.pytrees import ArrayTree
+from millrace.extend import whole_number
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.data import sources, steps
 from millrace_ipu.tensorflow.data.adapter import DatasetAdapter
 from millrace_ipu.tensorflow.data.elements import (

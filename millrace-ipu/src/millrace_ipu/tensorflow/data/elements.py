@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from millrace.errors import DataError
-from millrace.pytrees import ArrayTree
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.values import host_array
 
 

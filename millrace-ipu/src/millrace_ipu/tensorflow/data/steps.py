@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.pytrees import ArrayTree
+from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.data.elements import stacked
 
 # Numbers of elements, with which Python computes: an infinite number minus 3 is infinite.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from millrace.options import whole_number
+from millrace.extend import whole_number
 
 
 def BufferDataset(input_dataset: Any, buffer_size: int) -> Any:  # noqa: N802  # a class on the IPU

@@ -12,8 +12,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from millrace.arguments import refuse_unknown
-from millrace.options import MetricReduction, truth, whole_number
+from millrace.extend import MetricReduction, refuse_unknown, truth, whole_number
 from millrace_ipu.ipu.enums import member_by_name
 from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.ops.pipeline_options import (

@@ -17,12 +17,14 @@ from typing import Any, ParamSpec, TypeGuard
 
 import keras
 
-from millrace._compat.keras_build import as_default_build, has_default_build
-from millrace._compat.keras_graph import is_functional
-from millrace._compat.keras_layers import has_unbuilt_layers
 from millrace.errors import OptionError
-from millrace.fit.controller import Controller, controller_of
-from millrace.threads.scoped_value import ScopedValue
+from millrace.extend import Controller, ScopedValue, controller_of
+from millrace_ipu._compat.keras_models import (
+    as_default_build,
+    has_default_build,
+    has_unbuilt_layers,
+    is_functional,
+)
 
 BuildArguments = ParamSpec("BuildArguments")  # the arguments of `build`
 

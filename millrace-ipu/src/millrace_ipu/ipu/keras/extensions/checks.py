@@ -14,13 +14,18 @@ from collections.abc import Sequence
 
 import keras
 
-from millrace._compat.keras_graph import has_own_call
 from millrace.errors import ModelError, OptionError, PlanError
-from millrace.fit.checks import check_made_functions, check_pipelined_step
-from millrace.fit.setup import Setup
-from millrace.pipelines.assignment.assignment import Assignment, scoped_stages
-from millrace.pipelines.assignment.calls import find_calls, leaves
-from millrace.plan import Mode
+from millrace.extend import (
+    Assignment,
+    Mode,
+    Setup,
+    check_made_functions,
+    check_pipelined_step,
+    find_calls,
+    has_own_call,
+    leaves,
+    scoped_stages,
+)
 from millrace_ipu.ipu.keras.extensions.arguments import STEPS
 from millrace_ipu.ipu.keras.extensions.building import ModelExtension
 from millrace_ipu.ipu.keras.extensions.settings import Settings

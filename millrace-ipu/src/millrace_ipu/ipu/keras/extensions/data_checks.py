@@ -16,9 +16,8 @@ from typing import cast
 import jax
 import keras
 
-from millrace._compat.keras_data import DataAdapter
 from millrace.errors import DataError
-from millrace.plan import Mode
+from millrace.extend import DataAdapter, Mode
 
 logger = logging.getLogger("millrace")
 

@@ -14,9 +14,7 @@ import logging
 from dataclasses import dataclass
 
 from millrace.errors import DataError, PlanError
-from millrace.fit.checks import factors
-from millrace.fit.setup import Setup
-from millrace.plan import Mode
+from millrace.extend import Mode, Setup, factors
 from millrace_ipu.ipu.keras.extensions.settings import Settings
 from millrace_ipu.ipu.no_effect import notes
 from millrace_ipu.ipu.ops.schedules import concurrent_micro_batches

@@ -20,9 +20,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras_graph import has_own_call, is_functional
-from millrace.fit.controller import Controller, controller_of
-from millrace.strategy.attach import bound
+from millrace.extend import Controller, bound, controller_of, has_own_call
+from millrace_ipu._compat.keras_models import is_functional
 from millrace_ipu.ipu.keras.extensions.building import (
     bind_build_by_call,
     build_checking_stages,

@@ -19,14 +19,19 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import DataAdapter, get_data_adapter, stacked
 from millrace.errors import PlanError, UnsupportedError
-from millrace.fit.setup import Setup
-from millrace.processes.agreement import process_index, texts_of_all
-from millrace.pytrees import ArrayTree
+from millrace.extend import (
+    DataAdapter,
+    Setup,
+    get_data_adapter,
+    process_index,
+    stacked,
+    texts_of_all,
+)
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.config.devices import processes_of
 from millrace_ipu.ipu.distributed.collectives import broadcast
+from millrace_ipu.pytrees import ArrayTree
 
 _SECONDS = 600.0  # from the first process to the last
 ONE_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")

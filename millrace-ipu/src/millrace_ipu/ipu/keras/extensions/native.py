@@ -20,20 +20,21 @@ set_infeed_queue_options
 set_outfeed_queue_options                without effect: results wait on the host, without limit
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
-from millrace.fit.controller import Controller
-from millrace.options import (
+from millrace.extend import (
     Accumulation,
-    CompilerOptions,
+    Controller,
     Feed,
     Offload,
     Options,
     Pipelining,
     Recomputation,
     RecomputationMode,
+    refuse_unknown,
     whole_number,
 )
 from millrace_ipu.ipu.accumulator_dtype import accumulator_dtype
@@ -112,7 +113,7 @@ def native_options(settings: Settings, before: Options, recomputes: bool) -> Opt
 def _pipelining(settings: Settings, before: Pipelining) -> Pipelining:
     own = settings.pipelining
 
-    def stage_options(stages: str) -> tuple[CompilerOptions, ...] | None:
+    def stage_options(stages: str) -> tuple[Mapping[str, Any], ...] | None:
         name = f"{stages}_poplar_options"
         options = options_of_stages(name, own.more.get(name))
         return None if options is None else tuple(options)

@@ -10,11 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace._compat.keras_data import DataAdapter
 from millrace.errors import OptionError, PlanError
-from millrace.fit.setup import Setup
-from millrace.fit.stages import groups_needed
-from millrace.plan import Mode
+from millrace.extend import DataAdapter, Mode, Setup, groups_needed
 from millrace_ipu.ipu.keras.extensions.checks import (
     check_optimizer,
     check_overrides,

@@ -15,19 +15,16 @@ from typing import Any, TypeAlias
 
 import keras
 
-from millrace._compat.keras_build import after_from_config
 from millrace.errors import MillraceError, OptionError
-from millrace.fit.controller import Controller, controller_of
-from millrace.options import MetricReduction
-from millrace.pipelines.assignment.assignment import from_json, to_json
-from millrace.records.json_text import parse_json
-from millrace.records.printable import printable
+from millrace.extend import Controller, MetricReduction, controller_of, from_json, to_json
+from millrace_ipu._compat.keras_models import after_from_config
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.keras.extensions.building import is_extended
 from millrace_ipu.ipu.keras.extensions.native import put
 from millrace_ipu.ipu.keras.extensions.settings import Accumulating, Settings, settings_of
 
 logger = logging.getLogger("millrace")
+_WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _LONGEST = 1000  # characters of a reason in an error
 FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
 
@@ -72,15 +69,20 @@ def _restore(controller: Controller, data: bytes | Entry, where: str) -> None:
         MillraceError: if no setter would take them.
     """
     try:
-        _put_dict(controller, parse_json(data) if isinstance(data, bytes) else data)
+        _put_dict(controller, json.loads(data) if isinstance(data, bytes) else data)
     except MillraceError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+    except (*_WRONG, RecursionError) as error:
         raise OptionError(
             f"{where!r}, the settings that were saved with the model {controller.model.name!r}, "
-            f"cannot be used: {printable(str(error)[:_LONGEST])}. Save the model again; or remove "
+            f"cannot be used: {_escaped(str(error)[:_LONGEST])}. Save the model again; or remove "
             f"{where!r} from its file, a zip archive, and call the setters again."
         ) from error
+
+
+def _escaped(text: str) -> str:
+    """Escapes what a terminal would act on, in a text that anybody may have written."""
+    return text.encode("unicode_escape").decode()
 
 
 def get_config_with_settings(

@@ -17,11 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
-from millrace.fit.controller import Controller
-from millrace.options import truth
-from millrace.schedules.table import check_batch_serialization
+from millrace.extend import Controller, check_batch_serialization, refuse_unknown, truth
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.keras.extensions.arguments import (
     ACCUMULATION,

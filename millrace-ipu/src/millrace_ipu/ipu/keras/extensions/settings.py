@@ -18,9 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.fit.controller import Controller
-from millrace.fit.setup import Rules
-from millrace.options import MetricReduction, Reduction, truth, whole_number
+from millrace.extend import Controller, MetricReduction, Reduction, Rules, truth, whole_number
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.gradient_accumulation import reduction_method
 from millrace_ipu.ipu.keras.extensions.arguments import STEPS

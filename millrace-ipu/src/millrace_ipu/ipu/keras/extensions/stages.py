@@ -25,20 +25,21 @@ from typing import Any, cast
 
 import keras
 
-from millrace._compat.keras_graph import has_own_call
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.fit.controller import Controller, controller_of
-from millrace.pipelines.assignment.assignment import get_assignment, scoped_stages
-from millrace.pipelines.assignment.calls import find_calls
-from millrace.pipelines.assignment.lists import (
-    AnyAssignment,
+from millrace.extend import (
+    Controller,
     NestedPipelineStageAssignment,
     PipelineStageAssignment,
+    controller_of,
+    find_calls,
+    get_assignment,
+    has_own_call,
+    scoped_stages,
+    summary_lines,
 )
-from millrace.pipelines.assignment.summary import summary_lines
-from millrace.strategy import methods
 
 logger = logging.getLogger("millrace")
+AnyAssignment = PipelineStageAssignment | NestedPipelineStageAssignment
 
 
 class ModelLayerPipelineStageAssignment(PipelineStageAssignment):
@@ -121,7 +122,14 @@ def set_pipeline_stage_assignment(
     """
     _check_call(controller.model)
     _check_names(controller.model, pipeline_stage_assignment)
-    methods.set_pipeline_stage_assignment(controller, pipeline_stage_assignment)
+    controller.setup.stages.set(pipeline_stage_assignment)
+    controller.put_options(controller.setup.options)
+
+
+def reset_pipeline_stage_assignment(controller: Controller) -> None:
+    """Removes all stages, so that the model is not a pipeline."""
+    controller.setup.stages.reset()
+    controller.put_options(controller.setup.options)
 
 
 def print_pipeline_stage_assignment_summary(
@@ -160,7 +168,7 @@ def pop(controller: Controller, rebuild: bool = True) -> keras.Layer:
 STAGE_METHODS = (
     get_pipeline_stage_assignment,
     set_pipeline_stage_assignment,
-    methods.reset_pipeline_stage_assignment,
+    reset_pipeline_stage_assignment,
     print_pipeline_stage_assignment_summary,
 )
 SEQUENTIAL_METHODS = (add, pop)

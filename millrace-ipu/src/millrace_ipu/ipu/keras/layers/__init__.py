@@ -14,7 +14,7 @@ AssumeEqualAcrossReplicas          -> keras.layers.Identity
 
 from typing import Any
 
-from millrace.layers.recomputation import RecomputationCheckpoint as RecomputationCheckpoint
+from millrace.layers import RecomputationCheckpoint as RecomputationCheckpoint
 from millrace_ipu.ipu.keras.layers.normalization import GroupNormalization as GroupNormalization
 from millrace_ipu.ipu.keras.layers.normalization import (
     InstanceNormalization as InstanceNormalization,

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras_optimizers import trained_by
+from millrace.extend import trained_by
 from millrace_ipu.ipu.no_effect import warn_no_effect
 
 _ADVICE = "States have the dtype of their variable, and XLA shares equal code itself."
