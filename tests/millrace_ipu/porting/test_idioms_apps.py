@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from idioms import idiom
 
-from millrace.errors import OptionError, UnsupportedError, UnsupportedNameError
+from millrace.errors import OptionError, UnsupportedError
 from millrace_ipu import tensorflow as tf
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.findings.port import port
 from millrace_ipu.tensorflow.values import host_array
 

@@ -3,7 +3,7 @@
 import pytest
 from idioms import idiom
 
-from millrace.errors import UnsupportedNameError
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.findings.port import port
 
 HEAD = """

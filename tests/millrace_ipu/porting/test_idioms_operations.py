@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from idioms import idiom
 
-from millrace.errors import OptionError, UnsupportedNameError
+from millrace.errors import OptionError
 from millrace_ipu import ipu
+from millrace_ipu.errors import UnsupportedNameError
 
 HEAD = """
 import numpy as np

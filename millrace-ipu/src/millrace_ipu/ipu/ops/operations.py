@@ -24,8 +24,10 @@ import jax
 import keras
 import numpy as np
 
-from millrace import extend
 from millrace.errors import OptionError
+from millrace.extend import cross_replica_mean as _native_mean
+from millrace.extend import cross_replica_sum as _native_sum
+from millrace.extend import replication_index as _native_index
 from millrace_ipu.ipu.keras.layers.normalization import normalize_groups
 from millrace_ipu.ipu.replacements import other_name
 from millrace_ipu.pytrees import ArrayTree
@@ -61,14 +63,14 @@ def cross_replica_sum(
     Raises:
         OptionError: if the replicas are not a whole number of such groups.
     """
-    return extend.cross_replica_sum(x, replica_group_size)
+    return _native_sum(x, replica_group_size)
 
 
 def cross_replica_mean(
     x: _Tensors, replica_group_size: int | None = None, name: str | None = None
 ) -> _Tensors:
     """Returns the mean over replicas, otherwise as `cross_replica_sum`."""
-    return extend.cross_replica_mean(x, replica_group_size)
+    return _native_mean(x, replica_group_size)
 
 
 def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _Tensors:
@@ -78,7 +80,7 @@ def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _T
 
 def replication_index(name: str | None = None) -> jax.Array:
     """Returns the number of this replica, from 0, as an int32."""
-    return extend.replication_index()
+    return _native_index()
 
 
 def embedding_lookup(
