@@ -7,10 +7,10 @@ Claims, for a model of 100 MB (8 dense layers of 1024, with Adam):
     the first step ends at most 1.2x as late after a restart as without a checkpoint: counted from
         the start of the process, and from the beginning of fit
 
-The bare copy is NumPy's, of each value of the same run into fresh memory. Peers: plain Keras with
-BackupAndRestore(save_freq=...), and with an AsyncCheckpointer of Orbax in a callback, both with as
-many saves. They restore neither the data's position nor callbacks. A restart is a process with a
-warm cache of executables; the peer is the same process without the checkpoint.
+The bare copy is NumPy's, of each value of the same run into fresh memory. The peer of the steps is
+plain Keras with BackupAndRestore(save_freq=...), with as many saves, which restores neither the
+data's position nor callbacks. A restart is a process with a warm cache of executables; the peer is
+the same process without the checkpoint.
 """
 
 import json
@@ -32,7 +32,7 @@ import numpy as np
 
 import harness
 from millrace._compat.keras_loops import loop_state
-from millrace.resuming.fit_checkpoints import FitCheckpoints
+from millrace.run.resuming.fit_checkpoints import FitCheckpoints
 
 BLOCKED, BESIDE, RESTARTED = 1.10, 1.03, 1.2  # claims
 SECONDS = 5.0  # from one save to the next
@@ -141,31 +141,6 @@ class Stopwatch(keras.callbacks.Callback):
         self.processor_seconds += time.process_time()
 
 
-class OrbaxByHand(keras.callbacks.Callback):
-    """Saves with Orbax's own writer in the background."""
-
-    def __init__(self, directory: pathlib.Path, every: int):
-        super().__init__()
-        import orbax.checkpoint as ocp
-
-        self._args = ocp.args.StandardSave
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
-        self._directory, self._every = directory, every
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves after some of the steps."""
-        if (batch + 1) % self._every == 0:
-            model: Any = self.model  # Keras puts the values into the variables
-            values = [*model.variables, *model.optimizer.variables]
-            tree = {f"{i}": variable.value for i, variable in enumerate(values)}
-            path = self._directory / f"step-{time.time_ns()}"
-            self._checkpointer.save(path.absolute(), args=self._args(tree))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Waits for the last save."""
-        self._checkpointer.close()
-
-
 def beside(rounds: int, small: bool) -> list[str]:
     """Prints the times of steps with and without saves, and returns the ratios as lines."""
     strategy = millrace.Strategy(devices=1)
@@ -206,7 +181,6 @@ def beside(rounds: int, small: bool) -> list[str]:
         "millrace, Checkpoint": fit("millrace", ours),
         "keras": fit("keras", None),
         "keras, BackupAndRestore": fit("keras", backup),
-        "keras, Orbax in a callback": fit("keras", lambda path: OrbaxByHand(path, every)),
     }
     for case in cases.values():
         case()
@@ -222,10 +196,8 @@ def beside(rounds: int, small: bool) -> list[str]:
     lines = [harness.ratio("steps: with saves / without", times[saving], times[without])]
     work = [[each.processor_seconds for each in watches[name]] for name in (saving, without)]
     lines.append(harness.ratio("steps: processor time with saves / without", *work))
-    lines += [
-        harness.ratio(f"steps: {name} / without", times[name], times["keras"])
-        for name in ("keras, BackupAndRestore", "keras, Orbax in a callback")
-    ]
+    peer = "keras, BackupAndRestore"
+    lines.append(harness.ratio(f"steps: {peer} / without", times[peer], times["keras"]))
     texts = [line for _, line in lines]
     texts[0] += f"   claim <= {BESIDE:.2f}x"
     return texts

@@ -25,7 +25,7 @@ import numpy as np
 
 import harness
 import models
-from millrace.compiling.sharing import sharing
+from millrace.compilation.executables.sharing import sharing
 
 STEPS = (8, 1000)
 UNEVEN = 100  # also one that is not a multiple of the longest unrolled program, 8

@@ -13,8 +13,8 @@ import numpy as np
 
 import harness
 import models
-from millrace.fit.controller import controller_of
-from millrace.plan import Mode
+from millrace.programs.plan import Mode
+from millrace.run.fit.controller import controller_of
 
 CLAIM = 0.01
 CALLS = 10_000

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import harness
-from millrace.benchmark.throughput import dataset_benchmark, infeed_benchmark
+from millrace.tools.benchmark.throughput import dataset_benchmark, infeed_benchmark
 
 ROWS, COLUMNS = 64, 256
 PREPARATION = 2e-3  # seconds for a batch

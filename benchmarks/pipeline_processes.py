@@ -43,14 +43,7 @@ TORCH_BARS = {"tanh": 0.80, "transformer": 0.95}
 STAGES = 2
 UPDATES = (1, 6, 50)
 # Of the time of an update, as `strategy.statistics()` prints them.
-PARTS = (
-    "own work",
-    "bubble of the schedule",
-    "waiting for process",
-    "transfer",
-    "dispatch",
-    "waiting for data",
-)
+PARTS = ("waiting for devices", "dispatch", "waiting for data")
 
 
 @dataclass(frozen=True)
@@ -188,8 +181,7 @@ def part(strategy: millrace.Strategy, name: str) -> float:
     seconds = strategy.statistics().pipeline.seconds
     if seconds is None:
         return 0.0
-    parts = seconds.parts
-    return sum(each for key, each in parts.items() if key.startswith(name)) / seconds.total
+    return seconds.parts[name] / seconds.total
 
 
 def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:

@@ -29,8 +29,8 @@ from jax import lax
 
 import harness
 import models
-from millrace.pipelines.runtime import update_tasks
-from millrace.pipelines.runtime.buffers import Buffers
+from millrace.run.pipelines.runtime import update_tasks
+from millrace.run.pipelines.runtime.buffers import Buffers
 
 LAYERS = 8
 MICRO_BATCHES = 16  # micro-batches in one update

@@ -24,7 +24,7 @@ import harness
 import planmodels as models
 import workers
 from millrace.errors import PlanError
-from millrace.planning import search
+from millrace.tools.planning import search
 
 UPDATES = 12
 CLAIM = 1.10

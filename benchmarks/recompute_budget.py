@@ -27,11 +27,11 @@ import harness
 from families import FAMILIES
 from millrace._compat.jax_executables import sizes_of
 from millrace._compat.jaxpr import inlined, needed, trace
-from millrace.compiled_loop import programs
-from millrace.compiled_loop.budget import OverBudgetError
-from millrace.fit import functions
-from millrace.plan import Mode, Recompute
-from millrace.recomputation.costs import flops_of
+from millrace.programs.plan import Mode, Recompute
+from millrace.programs.recomputation.costs import flops_of
+from millrace.run.compiled_loop import programs
+from millrace.run.compiled_loop.budget import OverBudgetError
+from millrace.run.fit import functions
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.4)
 CLAIM_FLOPS, CLAIM_SHARE = 1.25, 3.0

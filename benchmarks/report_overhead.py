@@ -23,8 +23,8 @@ import keras
 import numpy as np
 
 import harness
-from millrace.recording.run import RecordedRun
-from millrace.timing.tracer import Tracer
+from millrace.run.timing.tracer import Tracer
+from millrace.tools.recording.run import RecordedRun
 
 CLAIM = 1.03
 

@@ -16,8 +16,8 @@ import tempfile
 
 import millrace  # noqa: F401  # isort: skip
 import harness
-from millrace.reports.page import write_page
-from millrace.reports.perfetto import write_perfetto
+from millrace.tools.reports.page import write_page
+from millrace.tools.reports.perfetto import write_perfetto
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "tests" / "reports"))
 from synthetic import synthetic_run

@@ -30,16 +30,14 @@ import numpy as np
 import harness
 import pipeline_processes
 import workers
-from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.arriving import all_arrived
-from millrace.pipelines.runtime.local_link import neighbors
-from millrace.pipelines.runtime.transfer import Edge
-from millrace.records.run import load
-from millrace.reports.run_costs import costs_of_run
-from millrace.schedules.costs import UpdateCosts
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.task import Pass
-from millrace.schedules.update_time import UpdateTime, update_time
+from millrace.base.devices import DeviceGroup
+from millrace.base.records.run import load
+from millrace.run.pipelines.runtime.transfer import Edge
+from millrace.run.schedules.costs import UpdateCosts
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.update_time import UpdateTime, update_time
+from millrace.tools.reports.run_costs import costs_of_run
 from pipeline_processes import STAGES, Case
 
 BAR = "0.95-1.05"
@@ -160,18 +158,13 @@ def transfers(case: Case, index: int) -> dict[str, Callable[[], object]]:
     jax.block_until_ready(task(first))
     seen = {"work": 0.0}
 
-    def moved(edge: Edge, arrays: list[jax.Array] | None) -> list[jax.Array] | None:
-        found = edge.move(arrays, spec)
-        neighbors().send_all()
-        return None if found is None else all_arrived(found)
-
     def hops() -> float:
         array = jax.block_until_ready(jax.device_put(first, jax.local_devices()[0]))
         begin, processor = time.perf_counter(), time.process_time()
         for _ in range(HOPS):
-            mine = moved(there, [array] if index == 0 else None)
+            mine = there.move([array] if index == 0 else None, spec)
             sent = [task(mine[0])] if mine is not None else None
-            back_again = moved(back, sent)
+            back_again = back.move(sent, spec)
             array = task(back_again[0]) if back_again is not None else (sent or [array])[0]
         jax.block_until_ready(array)
         seconds = time.perf_counter() - begin

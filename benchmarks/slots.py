@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millrace.schedules.task import Pass, Task
+from millrace.run.schedules.task import Pass, Task
 
 
 class SlotDevice:

@@ -25,8 +25,8 @@ import keras
 from keras import layers
 
 import harness
-from millrace.compiling.sharing import sharing
-from millrace.pipelines.programs.executables import StageExecutables
+from millrace.compilation.executables.sharing import sharing
+from millrace.run.pipelines.programs.executables import StageExecutables
 
 CLAIM = 1.3
 STAGES = 4

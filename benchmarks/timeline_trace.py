@@ -4,8 +4,8 @@ Claims. Training with records and traces takes at most 1.03x the time of trainin
 median of paired rounds. The simulated twin of a measured update of two processes, one core each,
 ends within 5 % of the measured end, in the median over updates, for 1f1b and gpipe.
 
-    core 0   stage 0  F0 F1 F2       B0 ...       measured: timing/measurement.py
-    core 1   stage 1     F0 B0 F1 B1 ...          simulated: reports/twin.py
+    core 0   stage 0  F0 F1 F2       B0 ...       measured: run/timing/measurement.py
+    core 1   stage 1     F0 B0 F1 B1 ...          simulated: tools/reports/twin.py
 
 The two runs of a round train the same model, one with a report directory and one without; each is
 a strategy in the same pinned processes, and their order alternates. A fit has 16 updates, of which
@@ -32,10 +32,10 @@ import numpy as np
 import harness
 import pipeline_processes
 import workers
-from millrace.records.trace import ExecutionTrace
-from millrace.reports.twin import measured_costs, schedule_of, simulated_twin, task_of
-from millrace.schedules.dependencies import dependencies
-from millrace.schedules.simulate import simulate
+from millrace.base.records.trace import ExecutionTrace
+from millrace.run.schedules.dependencies import dependencies
+from millrace.run.schedules.simulate import simulate
+from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin, task_of
 
 BAR, TWIN_BAR = 1.03, 0.05
 STAGES, UPDATES = 2, 16

@@ -1,7 +1,7 @@
 """Callbacks for every step, with a whole epoch as one execution.
 
 Keras calls `on_train_batch_end` once per execution. With `set_asynchronous_callbacks(True)` it is
-called for every step, from a worker thread, while later steps of the same execution still run.
+called for every step, while later steps of the same execution still run.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras

@@ -19,9 +19,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import make_schedule
-from millrace.schedules.task import Pass
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.task import Pass
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "benchmarks"))
 from slots import SlotDevice, slot

@@ -25,11 +25,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from millrace.records.memory import bytes_text
-from millrace.records.timeline_svg import timeline_svg
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
-from millrace.schedules.text import grid
+from millrace.base.records.memory import bytes_text
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.text import grid
 
 KERAS_STEPS_PER_EXECUTION = (8, digits.STEPS)  # plain Keras runs at the faster of these
 TIMED_EPOCHS = 10
@@ -163,10 +162,6 @@ def cut_in_two(
         f"\nbubble {timeline.bubble:.1%}. Both devices share this processor, so this shows equal "
         "numbers, not speed."
     )
-    if output is not None:
-        picture = output / "pipeline.svg"
-        picture.write_text(timeline_svg(timeline, title))
-        console.print(f"The timeline as a picture: {picture}", soft_wrap=True)
     if len(set(pipelines)) > 1:
         return "the schedules of one pipeline should have equal losses, bit by bit"
     if not np.allclose(pipelines[0], ours, rtol=1e-6, atol=0):

@@ -1,13 +1,10 @@
 """A batch that would ruin the weights: training stops before it and names the faulty tensor."""
 
-import pathlib
 import tempfile
 
 import millrace  # isort: skip
 import keras
 import numpy as np
-
-from millrace.replay import replay
 
 keras.utils.set_random_seed(0)
 strategy = millrace.Strategy(devices=1)
@@ -32,8 +29,10 @@ with tempfile.TemporaryDirectory() as directory:
     print("found:", watch.found)
     print("weights finite:", all(np.isfinite(w).all() for w in model.get_weights()))
 
-    # The same as `millrace replay`: the same update in a model loaded from the directory.
-    again = replay(pathlib.Path(watch.written))
-    print("went wrong in the same way:", again.repeats)
-    micro_batch, tensor, row = again.replay.first_non_finite()
-    print(f"first: {tensor} of micro-batch {micro_batch}, largest element {row[3]}")
+    # The batch and the model from before it, to look at in plain NumPy and Keras.
+    batch = np.load(watch.written / "batches.npz")["0/x"]
+    again = keras.models.load_model(watch.written / "model.keras")
+    until = keras.Model(again.inputs[0], again.get_layer("hidden").output)
+    hidden = np.asarray(until(batch)).max(axis=1)
+    print(f"row {hidden.argmax()} of the batch has {hidden.max():.0f} in the hidden layer,")
+    print(f"the others at most {np.sort(hidden)[-2]:.1f}")

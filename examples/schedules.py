@@ -7,9 +7,9 @@ accordingly.
 
 import sys
 
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import SCHEDULES, make_schedule
-from millrace.schedules.text import grid
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import SCHEDULES, make_schedule
+from millrace.run.schedules.text import grid
 
 GROUPS = 4
 MICRO_BATCHES = 8 if "--small" in sys.argv else 32

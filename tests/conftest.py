@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import resource
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run beside them
@@ -21,8 +22,7 @@ import pytest  # noqa: E402
 
 import millrace  # noqa: E402
 import own_threads  # noqa: E402
-from marked_tests import MarkedTests  # noqa: E402
-from millrace.explain.diagnose import history  # noqa: E402
+from millrace.compilation.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from resources import give_back, resident_bytes  # noqa: E402
 
@@ -48,10 +48,17 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for mark in ("slow", "exhaustive"):
-        config.pluginmanager.register(MarkedTests(config, mark), f"names of {mark} tests")
     if config.getoption("compiler") == "quick":
         compiler.install()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says what the run has cost: by now its workers, and what they started, have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    terminalreporter.write_line(
+        f"CPU time, user + system, of all processes: {seconds:.0f} s ({seconds / 60:.1f} minutes)"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

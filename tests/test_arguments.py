@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import millrace
-from millrace.arguments import checked, names_meant
+from millrace.base.arguments import checked, names_meant
 from millrace.errors import OptionError
 
 ACCUMULATION = "gradient_accumulation_steps_per_replica"

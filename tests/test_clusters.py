@@ -55,11 +55,6 @@ def test_the_pods_of_kubernetes_come_back(name):
     expected = {"containerName": container["name"], "operator": "In", "values": [143]}
     assert preempted["onExitCodes"] == expected
     assert container["command"][0] == "python"  # no shell, which would not forward SIGTERM
-    (secret,) = container["env"]
-    assert secret["name"] == "MILLRACE_SECRET"
-    reference = secret["valueFrom"]["secretKeyRef"]
-    made = "kubectl create secret generic {name} --from-file={key}=/dev/stdin"
-    assert made.format(**reference) in (CLUSTERS / name).read_text()
     assert pod["shareProcessNamespace"] is True
     assert pod["terminationGracePeriodSeconds"] > 30
 
@@ -318,51 +313,11 @@ def test_workers_of_ray_go_on_after_one_was_killed(tmp_path, alone):
     assert 0 not in losses(second)  # it did not begin anew
 
 
-# As on GPUs, where JaxTrainer calls jax.distributed.initialize() before the function; on CPU here.
-CONNECTED = """
-import os, time
-import ray
-from ray.train import RunConfig, ScalingConfig
-from ray.train.v2.jax import JaxConfig, JaxTrainer
-
-def worker():
-    import jax
-    assert jax.distributed.is_initialized()
-    import millrace
-    millrace.distributed.initialize()
-    try:
-        millrace.distributed.initialize()
-    except millrace.errors.ProcessError as error:
-        assert "connected already" in str(error)
-    import keras, numpy as np
-    with millrace.Strategy().scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(np.ones((64, 4)), np.ones(64), batch_size=4, verbose=0)
-    print(f"trained {jax.process_index()} of {jax.process_count()}", flush=True)
-    if jax.process_index() == 1:
-        os._exit(3)
-    time.sleep(60)
-
-trainer = JaxTrainer(
-    worker,
-    jax_config=JaxConfig(use_gpu=True),
-    scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(storage_path=os.path.abspath(".")),
-)
-ray.init()
-try:
-    trainer.fit()
-except Exception as error:
-    print("fit raises", type(error).__name__)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(NO_RAY, reason="Ray is not installed")
 def test_workers_that_ray_has_connected(tmp_path):
-    (tmp_path / "script.py").write_text(CONNECTED)
-    with under_ray(tmp_path, "script.py") as (output, process):
+    script = pathlib.Path(__file__).parent / "connected_ray_workers.py"
+    with under_ray(tmp_path, str(script)) as (output, process):
         assert process.wait(170) == 0, output()
     assert {"trained 0 of 2", "trained 1 of 2"} <= set(re.findall(r"trained . of .", output()))
     assert re.search(r"millrace: process 1 \(host .*\) failed first: it died", output())

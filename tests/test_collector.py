@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from millrace.collector import fewer_collections
+from millrace.base.collector import fewer_collections
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.devices import devices_of_environment, find_devices, spare_threads
+from millrace.base.devices import devices_of_environment, find_devices, spare_threads
 from millrace.errors import DeviceError, OptionError
 
 
@@ -44,11 +45,13 @@ def run(code):
     )
 
 
+@pytest.mark.slow
 def test_virtual_devices_are_made():
     result = run("import millrace; print(len(millrace.Strategy(devices='cpu:8').devices))")
     assert result.stdout.strip() == "8", result.stderr
 
 
+@pytest.mark.slow
 def test_a_strategy_leaves_others_the_devices_that_they_asked_for():
     """JAX starts with the first array, and until then a smaller number would replace the larger."""
     result = run(
@@ -58,24 +61,15 @@ def test_a_strategy_leaves_others_the_devices_that_they_asked_for():
     assert result.stdout.strip() == "8", result.stderr
 
 
-STARTED = """
-import millrace, jax, jax.numpy as jnp, keras
-first, default = millrace.Strategy(1), millrace.Strategy()
-for number in (2, 3):
-    print(len(millrace.Strategy(devices=f"cpu:{number}").devices))
-print(*first.devices, *default.devices)
-model = keras.Sequential([keras.layers.Dense(1)])
-for keep in (jax.devices, lambda: jnp.ones(3), lambda: first.attach(model)):
-    kept = keep()
-    try:
-        millrace.Strategy(devices="cpu:8")
-    except millrace.errors.DeviceError as error:
-        print(len(jax.devices()), jnp.ones(3).sum(), error)
-"""
-
-
+@pytest.mark.slow
 def test_jax_starts_with_more_devices_until_something_uses_those_that_it_has():
-    result = run(STARTED)
+    result = subprocess.run(
+        [sys.executable, str(pathlib.Path(__file__).parent / "started_devices.py")],
+        env={"KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     refused = """
 3 3.0 devices='cpu:8' needs 8 CPU devices, and JAX had already started with 3, which the program \
 uses by now. Move the line

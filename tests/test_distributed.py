@@ -7,6 +7,7 @@ between the processes: heartbeats would need longer than SECONDS.
 import ast
 import logging
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -16,47 +17,24 @@ import time
 import jax
 import pytest
 
+from case_marks import exhaustive
 from millrace import distributed
-from millrace.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
+from millrace.tools.cli.launch import LaunchOptions, launch
 
+HERE = pathlib.Path(__file__).parent
 SECONDS = 60
-START = """
-import os, sys, time
-import millrace
-millrace.distributed.initialize(initialization_timeout=120, heartbeat_timeout=120)
-import jax, keras, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-from millrace.processes.agreement import check_same
-from millrace.processes.agreement import process_count, process_index
-from millrace.processes.failure import failure_of_others
-
-index = process_index()
-devices = jax.devices()
-mesh = jax.make_mesh((len(devices),), ("data",))
-add = jax.jit(
-    jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
-)
-numbers = np.arange(len(devices), dtype="float32")
-spread = NamedSharding(mesh, P("data"))
-def total():
-    x = jax.make_array_from_callback(numbers.shape, spread, lambda where: numbers[where])
-    return float(add(x)[0])
-total()
-"""
-WAIT = "total()"  # for the other process, which does not come
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capfd):
-    """Runs code in two processes; returns the status, what was said, and both outputs."""
+    """Runs a scene in two processes; returns the status, what was said, and both outputs."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script = tmp_path / "script.py"
 
-    def run(code, **options):
+    def run(*scene, **options):
         said = []
-        script.write_text(START + code)
-        status = launch(LaunchOptions((str(script),), 2, timeout=SECONDS, **options), said.append)
+        script = str(HERE / "distributed_scenes.py"), *map(str, scene)
+        status = launch(LaunchOptions(script, 2, timeout=SECONDS, **options), said.append)
         (log,) = tmp_path.glob("millrace-launch-*/process-1.log")
         captured = capfd.readouterr()
         outputs = captured.out + captured.err, log.read_text()
@@ -66,22 +44,7 @@ def start(tmp_path, monkeypatch, capfd):
 
 
 def test_two_processes_compute_and_compare_together(start):
-    code = """
-def errors_of(parts, timeout=60):
-    try:
-        check_same(parts, timeout)
-    except millrace.errors.MillraceError as error:
-        return type(error).__name__ + ": " + str(error)
-
-same = errors_of({"options": "a", "model": "b"})
-other = errors_of({"options": "a", "weights": f"hash{index}"})
-print("FOUND", repr((index, process_count(), len(devices), len(jax.local_devices()), total(),
-                     float(np.random.rand()), float(keras.random.uniform(())), same, other)))
-late = errors_of({}, 0.5) if index == 0 else None
-print("LATE", repr(late), flush=True)
-total()
-"""
-    status, said, outputs, _ = start(code, devices=2)
+    status, said, outputs, _ = start("comparison", devices=2)
     assert status == 0, (said, outputs)
     assert "initialize()" not in said
     found = [
@@ -100,14 +63,9 @@ total()
     assert "In 0.5 seconds, these did not come to comparison 3: 1." in outputs[0]
 
 
+@pytest.mark.slow
 def test_an_error_in_one_ends_the_other_that_waits_for_it(start):
-    code = f"""
-if index == 1:
-    print("TIME", time.time(), flush=True)
-    raise ValueError("no luck")
-{WAIT}
-"""
-    status, said, outputs, end = start(code)
+    status, said, outputs, end = start("error_in_one")
     assert status == 1
     assert "process 1 failed first (exit status 1): ValueError: no luck" in said
     assert 'raise ValueError("no luck")\n' in outputs[1].partition("Traceback")[2]
@@ -119,19 +77,10 @@ if index == 1:
     assert end - float(outputs[1].partition("TIME ")[2].split()[0]) < SECONDS / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_killed_process_ends_the_other(start, index):
-    code = f"""
-if index == {index}:
-    print("TIME", time.time(), flush=True)
-    os.kill(os.getpid(), 9)
-try:
-    {WAIT}
-except Exception:
-    print("EXPLAINED", failure_of_others(), flush=True)
-    raise
-"""
-    status, said, outputs, end = start(code)
+    status, said, outputs, end = start("killed", index)
     assert status == 137
     assert f"process {index} failed first (SIGKILL): it died without a Python error" in said
     other = outputs[1 - index]
@@ -145,42 +94,23 @@ except Exception:
 @pytest.mark.slow
 def test_strangers_at_the_port_of_jaxs_coordinator(start):
     """After the start, the port is JAX's: it drops garbage, too, and the run goes on."""
-    status, said, outputs, _ = start("""
-import socket
-from millrace._compat.jax_processes import coordinator_address
-host, _, port = coordinator_address().rpartition(":")
-if index == 1:
-    for number in range(1000):
-        with socket.create_connection((host, int(port))) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\\n\\n" * (number % 3))
-assert total() == 1.0
-check_same({"weights": "same"})
-print("done")
-""")
+    status, said, outputs, _ = start("strangers")
     assert status == 0, (said, outputs)
     assert all("done\n" in output for output in outputs), outputs
 
 
 @pytest.mark.slow
 def test_an_exit_status_is_an_error_too(start):
-    status, said, outputs, _ = start(f"if index == 1: sys.exit(3)\n{WAIT}")
+    status, said, outputs, _ = start("exit_of_one", 1, 3)
     assert status == 3
     assert "process 1 failed first (exit status 3): it ended with exit status 3." in said
     assert "failed first: it ended with exit status 3." in outputs[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leave", ["sys.exit(143)", "raise SystemExit(143)"])
 @pytest.mark.parametrize("late", [0, 1])
-def test_preempted_processes_leave_one_after_the_other(start, leave, late):
-    code = f"""
-import atexit
-atexit.register(lambda: print("LEFT", time.time(), flush=True))
-if index == {late}:
-    time.sleep(2)
-{leave}
-"""
-    status, said, outputs, end = start(code)
+def test_preempted_processes_leave_one_after_the_other(start, late):
+    status, said, outputs, end = start("exits_in_turn", late)
     assert status == 143
     assert said.endswith(" failed first (exit status 143, as after SIGTERM)")
     assert "failed first" not in "".join(outputs)
@@ -190,9 +120,9 @@ if index == {late}:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, exhaustive(1)])
 def test_a_process_that_was_preempted_alone_ends_the_other(start, index):
-    status, said, outputs, _ = start(f"if index == {index}: sys.exit(143)\n{WAIT}")
+    status, said, outputs, _ = start("exit_of_one", index, 143)
     text = "it was preempted (exit status 143), and the others went on."
     assert status == 143
     assert f"process {index} failed first (exit status 143, as after SIGTERM): {text}" in said
@@ -202,8 +132,7 @@ def test_a_process_that_was_preempted_alone_ends_the_other(start, index):
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_sigterm_ends_a_process_that_does_not_handle_it(start, index):
-    code = f"if index == {index}: os.kill(os.getpid(), 15); time.sleep(1000)\n{WAIT}"
-    status, said, outputs, _ = start(code)
+    status, said, outputs, _ = start("sigterm", index)
     assert status == 143
     assert f"process {index} failed first (SIGTERM): it died without a Python error" in said
     assert f"millrace: process {index} (host " in outputs[1 - index]
@@ -211,43 +140,17 @@ def test_sigterm_ends_a_process_that_does_not_handle_it(start, index):
 
 
 @pytest.mark.slow
-def test_the_handler_of_jaxs_preemption_service(tmp_path):
+def test_the_handler_of_jaxs_preemption_service():
     """A script that calls `jax.distributed.initialize` itself: JAX handles SIGTERM, in C++."""
-    script = tmp_path / "script.py"
-    script.write_text("""
-import os, signal, socket, time
-import jax
-received = []
-signal.signal(signal.SIGTERM, lambda *_: received.append("before"))
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
-assert signal.getsignal(signal.SIGTERM).__name__ == "<lambda>"  # Python does not know of it
-os.kill(os.getpid(), signal.SIGTERM)
-assert received == [], received
-# A handler of Python that comes later replaces it, and is not replaced by JAX's later steps.
-before = signal.signal(signal.SIGTERM, lambda *_: received.append("after"))
-jax.devices()
-os.kill(os.getpid(), signal.SIGTERM)
-assert received == ["after"], received
-# What signal.signal() returned puts back Python's handler from before, not JAX's.
-signal.signal(signal.SIGTERM, before)
-os.kill(os.getpid(), signal.SIGTERM)
-assert received == ["after", "before"], received
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(1000)
-""")
-    command = [sys.executable, str(script)]
+    command = [sys.executable, str(HERE / "preemption_script.py")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert result.returncode == -signal.SIGTERM, result.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, exhaustive(1)])
 def test_a_process_that_is_done_waits_for_the_other(start, index):
-    status, said, outputs, _ = start(f"time.sleep(5 * (index == {index}))\nprint('done')")
+    status, said, outputs, _ = start("late_end", index)
     assert status == 0, (said, outputs)
     assert all("done\n" in output for output in outputs), outputs
 
@@ -326,31 +229,21 @@ def met(monkeypatch):
     return found
 
 
-def test_the_secret_is_that_of_the_environment(before_jax, monkeypatch, met, caplog):
-    for address, secret in [("node1:1", ""), ("127.0.0.1:1", ""), ("node1:1", "x" * 16)]:
-        monkeypatch.setenv("MILLRACE_SECRET", secret)
-        with caplog.at_level(logging.INFO, "millrace"), pytest.raises(StopHereError):
-            distributed.initialize(address, 2, 1)
-        assert met.pop().secret == secret
-    assert caplog.text.count("This run has no secret: everybody who reaches node1:1 can") == 1
-
-
 @pytest.fixture
 def ray_worker(before_jax, monkeypatch):
     worker = distributed.RayWorker(1, 2)
     monkeypatch.setattr(distributed.RayWorker, "this", lambda: worker)
     monkeypatch.setattr(
-        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "y" * 64), raising=True
+        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "a run"), raising=True
     )
 
 
-def test_a_worker_of_ray(ray_worker, monkeypatch, met):
-    monkeypatch.setenv("MILLRACE_SECRET", "x" * 16)
+def test_a_worker_of_ray(ray_worker, met):
     with pytest.raises(StopHereError):
         distributed.initialize()
     (rendezvous,) = met
     assert (rendezvous.address, rendezvous.index, rendezvous.count) == ("10.0.0.1:7", 1, 2)
-    assert rendezvous.secret == "y" * 64
+    assert rendezvous.run == "a run"
 
 
 def test_arguments_come_before_ray(ray_worker, met):
@@ -372,8 +265,7 @@ def test_a_worker_of_ray_that_is_connected_already(ray_worker, monkeypatch, met)
 
 def test_what_the_launcher_said_is_taken_once(before_jax, monkeypatch, tmp_path):
     monkeypatch.setattr(distributed.Launched, "end_with_launcher", lambda self: None)
-    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "secret")
-    assert "secret='" not in repr(told)
+    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "a run")
     for name, value in told.to_environment().items():
         monkeypatch.setenv(name, value)
     distributed.initialize()

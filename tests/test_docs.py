@@ -69,6 +69,7 @@ def test_the_index_lists_every_page():
     assert sorted(pages - listed) == []
 
 
+@pytest.mark.slow
 def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     text = README.read_text()
     _, code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -171,7 +172,7 @@ def test_pages_for_developers_name_files_that_are_there(name):
 
 
 def test_a_file_that_is_gone_is_found():
-    text = "`feeds/block.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, block.py"
+    text = "`programs/feeds/block.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, block.py"
     assert sorted(stale_paths(text)) == ["feeds/no.py", "tests/no.py"]
 
 

@@ -119,15 +119,9 @@ def test_the_name_of_a_device_in_a_file_name(gpu, device, name):
     assert gpu.slug(device) == name
 
 
-def test_when_it_is_ended_its_step_ends_too(tmp_path):
-    code = (
-        f"import sys; sys.argv = ['gpu.py', '--dry-run']; module = {str(SCRIPT)!r}\n"
-        "import importlib.util as u; s = u.spec_from_file_location('g', module)\n"
-        "g = u.module_from_spec(s); sys.modules['g'] = g; s.loader.exec_module(g); g.main()\n"
-        "g.follow([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); "
-        "time.sleep(60)'], {}, 60)"
-    )
-    runner = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, text=True)
+def test_when_it_is_ended_its_step_ends_too():
+    command = [sys.executable, "-u", str(ROOT / "tests" / "follow_a_step.py"), str(SCRIPT)]
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     pid = next(int(line) for line in runner.stdout if line.strip().isdigit())
     runner.terminate()
     assert runner.wait(timeout=10) == 143

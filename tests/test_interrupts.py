@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from millrace import interrupts
-from millrace.interrupts import (
+from millrace.base import interrupts
+from millrace.base.interrupts import (
     at_once,
     held_back,
     is_held_back,

@@ -1,4 +1,4 @@
-"""Every import points down, and no imports go in a circle. ARCHITECTURE.md draws the table."""
+"""Every import points down a storey or stays in it, and none go in a circle."""
 
 import ast
 import pathlib
@@ -7,115 +7,118 @@ import re
 import pytest
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
-LEVELS = [
-    {"_compat", "_backend"},
-    {"options", "records", "arguments", "interrupts"},
-    {"devices", "schedules", "processes", "cache", "checkpoints"},
-    {"plan", "reports", "timing"},
-    {"explain", "feeds", "taps"},
-    {"recomputation"},
-    {"steps"},
-    {"compiling", "replicas"},
-    {"export"},
-    {"compiled_loop"},
-    {"pipelines"},
-    {"memory"},
-    {"fit"},
-    {"precompile", "operations"},
-    {"memory_report", "resuming"},
-    {"recording", "planning"},
-    {"strategy", "distributed", "layers", "benchmark"},
-    {"replay", "loops"},
-    {"callbacks", "optimizers", "loop_checkpoints"},
-    {"function_pipelines"},
-    {"cli"},
-    {"extend", "__init__"},
-]
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-LEVEL |= dict.fromkeys(("errors", "threads", "pytrees", "collector", "own_code"), -1)  # at the foot
-WITHOUT_JAX = {"errors", "threads", "arguments", "interrupts", "options", "records", "schedules"}
-WITHOUT_JAX |= {"reports", "collector", "own_code"}
+# From the ground up. Folders are storeys; what stands beside them is named.
+STOREYS = (
+    {"errors"},
+    {"base", "_compat", "_backend"},
+    {"programs"},
+    {"compilation"},
+    {"run"},
+    {"tools"},
+    {"api"},
+    {"callbacks", "distributed", "extend", "layers", "optimizers", "records"},  # the public modules
+    {"__init__", "__main__"},
+)
+STOREY = {name: storey for storey, names in enumerate(STOREYS) for name in names}
+WITHOUT_JAX = {
+    "errors",
+    "base.arguments",
+    "base.collector",
+    "base.interrupts",
+    "base.options",
+    "base.own_code",
+    "base.records",
+    "base.threads",
+    "run.schedules",
+    "tools.reports",
+}
 
 
-def units_and_imports():
+def modules():
+    """Names of the modules of millrace, each with its file."""
+    found = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        unit = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-                if node.module == "millrace":
-                    names = [f"millrace.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            for name in names:
-                yield path, node.lineno, unit, name
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path):
+    """Each name that a file imports from, with its line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+
+
+def imports():
+    for module, path in modules().items():
+        for line, name in imported(path):
+            yield module, line, name
+
+
+def storey_of(name):
+    parts = name.split(".")
+    return STOREY["__init__" if len(parts) == 1 else parts[1]]
 
 
 def violations(imports):
-    for path, line, unit, name in imports:
-        where = f"{path.relative_to(SOURCE.parent)}:{line}"
+    for module, line, name in imports:
         first, *rest = name.split(".")
-        if first == "millrace" and rest:
-            other = rest[0]
-            if other not in LEVEL or unit not in LEVEL:
-                yield f"{where}: {unit} or {other} has no level. Add it to LEVELS."
-            elif other != unit and LEVEL[other] >= LEVEL[unit]:
+        unit = ".".join(module.split(".")[1:3])
+        if first == "millrace" and rest and rest[0] in STOREY:
+            if storey_of(name) > storey_of(module):
                 yield (
-                    f"{where}: {unit} (level {LEVEL[unit]}) imports {other} (level "
-                    f"{LEVEL[other]}). Move the shared part down, or return it as a record."
+                    f"{module}:{line} imports {name}, which is a storey above. Move the shared "
+                    "part down, or return it as a record."
                 )
         elif first in ("jax", "keras") and unit in WITHOUT_JAX:
-            yield f"{where}: {unit} imports {first}. It is data only: take plain values instead."
+            yield f"{module}:{line} imports {first}. It is data only: take plain values instead."
 
 
-def units():
-    names = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
-    return names - {"__init__"}
-
-
-def test_the_levels_name_what_there_is():
-    assert set(LEVEL) - {"__init__"} == units()
+def test_the_storeys_name_what_there_is():
+    found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert found - set(STOREY) - {"__pycache__", "py"} == set()
 
 
 @pytest.mark.parametrize(
     "page", [SOURCE / "__init__.py", SOURCE.parent.parent / "ARCHITECTURE.md"], ids=lambda p: p.name
 )
-def test_the_maps_name_every_package_and_module(page):
+def test_the_maps_name_every_storey_and_what_is_in_it(page):
     text = page.read_text()
-    assert [unit for unit in sorted(units()) if not re.search(rf"\b{unit}(/|\.py)", text)] == []
+    units = {
+        path.stem
+        for storey in ("base", "programs", "compilation", "run", "tools", "api")
+        for path in (SOURCE / storey).iterdir()
+        if path.stem not in ("__init__", "__pycache__")
+    }
+    assert [unit for unit in sorted(units) if not re.search(rf"\b{unit}\b", text)] == []
 
 
 def test_every_import_points_down():
-    assert not list(violations(units_and_imports()))
+    assert not list(violations(imports()))
 
 
 def test_an_upward_import_is_found():
-    path = SOURCE / "feeds" / "infeed.py"
-    found = list(violations([(path, 7, "feeds", "millrace.steps.state")]))
-    assert found == [
-        "millrace/feeds/infeed.py:7: feeds (level 4) imports steps (level 6). "
-        "Move the shared part down, or return it as a record."
+    down, up = "millrace.programs.steps.state", "millrace.api.strategy.strategy"
+    assert not list(violations([("millrace.run.fit.feeds", 7, down)]))
+    assert list(violations([("millrace.run.fit.feeds", 7, up)])) == [
+        f"millrace.run.fit.feeds:7 imports {up}, which is a storey above. Move the shared part "
+        "down, or return it as a record."
     ]
-    assert list(violations([(path, 7, "feeds", "millrace.explain.key")]))  # side by side
-    assert list(violations([(path, 7, "records", "jax.numpy")]))
+    assert list(violations([("millrace.base.records.run", 7, "jax.numpy")]))
 
 
 def imports_between_modules():
     """Of each module of millrace, those of millrace that it imports: for types alone, too."""
-    modules = {}
-    for path in SOURCE.rglob("*.py"):
-        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    found = {name: set() for name in modules}
-    for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                of = [f"{node.module}.{alias.name}" for alias in node.names]
-                found[name] |= {each if each in modules else node.module for each in of}
-            elif isinstance(node, ast.Import):
-                found[name] |= {alias.name for alias in node.names}
-    return {name: (imports & set(modules)) - {name} for name, imports in found.items()}
+    found = modules()
+    between = {name: set() for name in found}
+    for module, _, name in imports():
+        between[module].add(name if name in found else name.rpartition(".")[0])
+    return {name: (others & set(found)) - {name} for name, others in between.items()}
 
 
 def circle(imports):
@@ -146,8 +149,9 @@ def test_a_circle_is_found():
 
 def test_private_names_stay_in_compat():
     private = [
-        f"{path}:{line}: {name}"
-        for path, line, unit, name in units_and_imports()
-        if unit != "_compat" and name.startswith(("jax._src", "keras.src", "jaxlib"))
+        f"{module}:{line}: {name}"
+        for module, line, name in imports()
+        if not module.startswith("millrace._compat")
+        and name.startswith(("jax._src", "keras.src", "jaxlib"))
     ]
     assert not private

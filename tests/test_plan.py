@@ -2,9 +2,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
-from millrace.options import Accumulation, Replication
-from millrace.plan import (
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import Accumulation, Replication
+from millrace.programs.plan import (
     MAX_UNROLLED_EQUATIONS,
     BatchSpec,
     LoopForm,
@@ -13,6 +13,8 @@ from millrace.plan import (
     choose_loop_form,
     divided,
 )
+
+pytestmark = pytest.mark.quick
 
 CONV = {"conv_general_dilated": 3, "add": 297}
 

@@ -10,12 +10,12 @@ import keras
 import pytest
 
 import millrace
-from millrace.records.loops import LoopRecord
-from millrace.records.memory import LiveBuffer
-from millrace.records.program_memory import MemoryPeak
-from millrace.records.run import RunRecords
-from millrace.records.timeline import Timeline
-from millrace.reports.limits import RunLimits
+from millrace.base.records.loops import LoopRecord
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.program_memory import MemoryPeak
+from millrace.base.records.run import RunRecords
+from millrace.base.records.timeline import Timeline
+from millrace.tools.reports.limits import RunLimits
 
 PUBLIC = {"PipelineStage", "Strategy", "TrainingPlan", "distributed", "errors", "records"}
 PUBLIC |= {"callbacks", "layers", "optimizers"}
@@ -29,7 +29,7 @@ INSPECTION = {
     ),
     "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
-    "callbacks.Report": "(directory, *, without_recomputation=False)",
+    "callbacks.Report": "(directory)",
     "callbacks.TensorStatistics": (
         "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
         "max_rows=1000000, tensorboard=None, histograms=False, console=None)"
@@ -39,7 +39,6 @@ INSPECTION = {
         "(dataset, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),
     "diff_programs": "(a, b, limit=5)",
-    "feed_verdict": "(model, dataset, steps=100, *, print_stats=False)",
     "infeed_benchmark": (
         "(infeed_queue, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),
@@ -50,7 +49,6 @@ INSPECTION = {
         "(wrapped_optimizer, outfeed_queue, "
         "outfeed_optimizer_mode=Moment.BEFORE_APPLY, name='OutfeedOptimizer', model=None)"
     ),
-    "replay.replay": "(directory, custom_objects=None)",
     "pipeline": (
         "(stages, micro_batches, *, updates=1, inputs=None, infeed=None, outfeed=None, "
         "optimizer_function=None, device_mapping=None, outfeed_loss=False, outfeed_mask=None, "
@@ -211,6 +209,7 @@ def test_importing_millrace_first_chooses_jax():
     assert result.stdout.strip() == "jax", result.stderr
 
 
+@pytest.mark.slow
 def test_another_backend_is_refused_with_the_line_to_add():
     result = run("import keras; import millrace", KERAS_BACKEND="numpy")
     assert "BackendError" in result.stderr
@@ -239,7 +238,7 @@ def test_what_looks_inside(name):
 RECORDS = {
     "load": "(directory)",
     "RunRecords": "path processes loops epochs executions feeds compilations memory_profiles "
-    "operations traces tensors budgets memory_reports feed_verdicts flights damaged memory "
+    "operations traces tensors budgets memory_reports flights damaged memory "
     "trace timeline",
     "LoopRecord": "number process model mode began ended outcome error options stages replicas "
     "devices parameters executions steps epochs compile_seconds wait_seconds seconds",

@@ -10,79 +10,24 @@ import zlib
 
 import jax
 import keras
-import numpy as np
 import pytest
 
-from damage import both, damaged_bytes, damaged_json, examine, quiet
-from millrace.cache import entry as cache_entry
-from millrace.cache import files as cache_files
-from millrace.cache.keys import pack_key, read_keys
-from millrace.cache.lookup import Lookup
-from millrace.cache.store import CacheStore
-from millrace.cli.cache_table import show_entries
-from millrace.errors import DataError, OptionError, ScheduleError
-from millrace.export import file as export_file
-from millrace.export.exported import Exported
-from millrace.options import Options
-from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
-from millrace.records.flight import Flight, FlightRecord, read_flight, write_flight
-from millrace.records.tensors import LOSS, NonFiniteData, Tensor
-from millrace.schedules.table import make_schedule
-from millrace.strategy.saving import OPTIONS_FILE, load_options, save_options
+from damage import both, damaged_bytes, damaged_json, examine
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
+from millrace.base.options import Options
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache import entry as cache_entry
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache.keys import pack_key, read_keys
+from millrace.compilation.cache.lookup import Lookup
+from millrace.compilation.cache.store import CacheStore
+from millrace.compilation.export import file as export_file
+from millrace.compilation.export.exported import Exported
+from millrace.errors import OptionError, ScheduleError
+from millrace.run.schedules.table import make_schedule
 
 pytestmark = both
-
-
-@pytest.fixture(scope="module")
-def flight(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("flight")
-    record = FlightRecord(
-        model="m", epoch=0, step=3, update=3, micro_batch=1, tensor=Tensor("gradient", "dense/w"),
-        nans=1, micro_batches=2, accumulator="float32", versions={"jax": "0.10.2"}, batch=4,
-        data=(NonFiniteData("x['a']", 0, 1, 4, 1, 0),),
-    )  # fmt: skip
-    batch = ({"a": np.ones((4, 2), np.float32), "b": [np.arange(4), None]}, np.ones((4, 1)))
-    bfloat = keras.ops.convert_to_numpy(keras.ops.ones((3,), "bfloat16"))
-    state = {"trainable": [np.ones((2, 3), np.float32), bfloat], "optimizer": [np.array(3)]}
-    tensors = [Tensor("gradient", "dense/w"), LOSS]
-    write_flight(
-        directory, Flight(record, [2, 3], tensors, np.ones((2, 2, 8)), state, [batch, batch])
-    )
-    read = read_flight(directory)
-    assert read.record == record
-    assert read.batches[1][0]["b"][1] is None
-    assert read.state["trainable"][1].dtype == "bfloat16"
-    return directory
-
-
-def test_a_flight(tmp_path, flight, cases):
-    names = sorted(path.name for path in flight.iterdir())
-    assert len(names) == 4
-    valid = {name: (flight / name).read_bytes() for name in names}
-
-    def read(luck):
-        for name in names:
-            (tmp_path / name).write_bytes(valid[name])
-        name = luck.choice((*names, "record.json"))
-        path = tmp_path / name
-        match luck.randrange(5):
-            case 0 if name != "record.json":
-                path.unlink()
-            case 1 | 2 if name == "record.json":
-                path.write_text(damaged_json(json.loads(valid[name]), luck))
-            case 3 | 4 if name in ("state.npz", "batches.npz"):
-                arrays = dict(np.load(flight / name))
-                index = damaged_json(json.loads(str(arrays["index"])), luck)
-                arrays["index"] = np.array(index)
-                np.savez(path, **arrays)
-            case _:
-                path.write_bytes(damaged_bytes(valid[name], luck))
-        again = read_flight(tmp_path)
-        str(again.record)
-        again.record.of_data()
-
-    examine("flight", cases, read, (DataError,), str(tmp_path))
 
 
 def test_a_schedule(tmp_path, cases):
@@ -122,8 +67,6 @@ def test_an_entry_of_the_cache(tmp_path, caplog, cases):
         data = (repacked(valid, cache_entry._FORMAT, luck) if is_whole else
                 damaged_bytes(valid, luck))  # fmt: skip
         path.write_bytes(data)
-        quiet(show_entries, root, luck.random() < 0.3, True)
-        caplog.clear()
         found = CacheStore(root, 1 << 20, lambda: None).get(KEY)
         assert found is None or found == b"payload"
 

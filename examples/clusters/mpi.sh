@@ -8,11 +8,6 @@
 # OMPI_MCA_..., such as OMPI_MCA_rmaps_base_oversubscribe=1.
 set -euo pipefail
 
-# Who does not know it cannot take part. -x takes it from here to the other machines; its value is
-# on no command line.
-MILLRACE_SECRET=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
-export MILLRACE_SECRET
-
 hosts=()
 if [ -f hosts ]; then hosts=(--hostfile hosts --map-by node); fi
-exec mpirun "${hosts[@]}" -n "${PROCESSES:-2}" -x MILLRACE_SECRET python "$@"
+exec mpirun "${hosts[@]}" -n "${PROCESSES:-2}" python "$@"

@@ -23,10 +23,6 @@
 # saved, always comes back.
 max_runs=10
 
-# Who does not know it cannot take part. srun takes it to the tasks; it is on no command line.
-MILLRACE_SECRET=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
-export MILLRACE_SECRET
-
 # Without --kill-on-bad-exit, Slurm leaves it to millrace to end all processes after a failure.
 srun --kill-on-bad-exit=0 python "$@"
 status=$?

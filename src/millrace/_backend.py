@@ -5,7 +5,7 @@ import importlib.util
 import os
 import sys
 
-from millrace.collector import fewer_collections
+from millrace.base.collector import fewer_collections
 from millrace.errors import BackendError, VersionError
 
 _REMEDY = (

@@ -1,7 +1,7 @@
 """Runs on several processes or machines: `millrace.distributed.initialize()`.
 
 It calls `jax.distributed.initialize` after the rendezvous of the processes
-(`processes/bootstrap.py`), with a common seed and a common end (`processes/failure.py`).
+(`run/processes/bootstrap.py`), with a common seed and a common end (`run/processes/failure.py`).
 """
 
 import contextlib
@@ -15,15 +15,14 @@ import jax
 import keras
 
 from millrace._compat.jax_processes import backends_are_initialized, recognise_cluster
-from millrace.arguments import checked
-from millrace.devices import spare_threads
+from millrace.base.arguments import checked
+from millrace.base.devices import spare_threads
+from millrace.base.options import whole_number
 from millrace.errors import DeviceError, OptionError, ProcessError
-from millrace.options import whole_number
-from millrace.processes.agreement import Launched, process_count, process_index
-from millrace.processes.bootstrap import Rendezvous, meet
-from millrace.processes.failure import end_together, ends_together
-from millrace.processes.handshake import secret_of
-from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
+from millrace.run.processes.agreement import Launched, process_count, process_index
+from millrace.run.processes.bootstrap import Rendezvous, meet
+from millrace.run.processes.failure import end_together, ends_together
+from millrace.run.processes.ray_workers import RayWorker, when_this_thread_ends
 
 _LOGGER = logging.getLogger("millrace")
 # A process that is done waits for the others, which may save or evaluate for long. If one of them
@@ -48,8 +47,8 @@ def initialize(
     recognises Slurm, Open MPI, Kubernetes and TPU pods. If none of them started this process it
     does nothing, so that the same script also runs alone.
 
-    Processes that do not know the secret of the run cannot connect: `millrace launch` and Ray Train
-    supply one; else it is in the environment variable `MILLRACE_SECRET` of every process.
+    Whoever reaches the address can take part, so the network must be trusted. Processes of another
+    run that `millrace launch` or Ray Train has started are told so.
 
     All processes get the seed of process 0 for `random`, NumPy and Keras, because all of them
     build the same weights. To set another seed, call `keras.utils.set_random_seed` afterwards.
@@ -70,7 +69,7 @@ def initialize(
         OptionError: if some of the first three arguments are missing, and no launcher or cluster
             supplies them.
         ProcessError: if it is called twice, the port is in use, not all processes connect, or this
-            one does not know the secret.
+            one belongs to another run.
     """
     if multiprocessing.parent_process() is not None:
         _LOGGER.info("distributed.initialize() does nothing in a worker of multiprocessing.")
@@ -84,13 +83,13 @@ def initialize(
     if launched is not None:
         rendezvous = _of_launcher(launched)
     elif worker is not None:
-        address, secret = worker.rendezvous()
-        rendezvous = _rendezvous(address, worker.count, worker.rank, secret)
+        address, run = worker.rendezvous()
+        rendezvous = _rendezvous(address, worker.count, worker.rank, run)
     else:
         address, count, index, local_device_ids = recognise_cluster(
             *given, local_device_ids, initialization_timeout
         )
-        rendezvous = _rendezvous(address, count, index, secret_of(os.environ))
+        rendezvous = _rendezvous(address, count, index)
     if rendezvous is None:
         _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
         return
@@ -118,7 +117,7 @@ def _of_launcher(launched: Launched) -> Rendezvous | None:
     if launched.devices is not None:
         _set("jax_num_cpu_devices", launched.devices)
     return _rendezvous(
-        launched.coordinator_address, launched.num_processes, launched.process_id, launched.secret
+        launched.coordinator_address, launched.num_processes, launched.process_id, launched.run
     )
 
 
@@ -149,7 +148,7 @@ def _check_seconds(name: str, value: object) -> None:
 
 
 def _rendezvous(
-    address: str | None, count: int | None, index: int | None, secret: str
+    address: str | None, count: int | None, index: int | None, run: str = ""
 ) -> Rendezvous | None:
     arguments = {"coordinator_address": address, "num_processes": count, "process_id": index}
     if all(value is None for value in arguments.values()) or count == 1:
@@ -170,14 +169,7 @@ def _rendezvous(
     bind_address = os.environ.get(_BIND_VARIABLE)
     if bind_address is not None:
         _check_address(_BIND_VARIABLE, bind_address)
-    rendezvous = Rendezvous(address, index, count, secret, bind_address)
-    if not secret and not rendezvous.is_local:
-        _LOGGER.info(
-            "This run has no secret: everybody who reaches %s can take part in it. Set "
-            "MILLRACE_SECRET to the same random value in every process.",
-            address,
-        )
-    return rendezvous
+    return Rendezvous(address, index, count, run, bind_address)
 
 
 def _check_address(name: str, address: object) -> None:

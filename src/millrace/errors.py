@@ -113,9 +113,9 @@ class ModelError(MillraceError, RuntimeError):
 
 
 class NotCompiledError(ModelError, ValueError):
-    """A model is to be trained, evaluated or measured before `compile()` was called.
+    """A model is to be measured, planned or compiled ahead before `compile()` was called.
 
-    Wrong: `model.fit(x, y)` as the first call on a model.
+    Wrong: `model.precompile((x[:32], y[:32]))` as the first call on a model.
 
     Right: `model.compile("adam", "mse")` before it.
     """

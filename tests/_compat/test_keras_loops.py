@@ -9,7 +9,7 @@ import pytest
 from millrace._compat import keras_loops, patches
 from millrace._compat.keras_loops import asks_for_nothing, let_loops_ask, set_epoch_iterators
 from millrace._compat.patch_table import EPOCH_ITERATOR
-from millrace.fit.epochs import make_epoch_iterator
+from millrace.run.fit.epochs import make_epoch_iterator
 
 trainer = EPOCH_ITERATOR.owner()
 X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")

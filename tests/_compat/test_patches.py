@@ -135,7 +135,8 @@ def clean():
     before = dict(patches._undo)
     places = [(p.owner(), p.attribute) for p, _ in before if p.owner is not None and p.attribute]
     values = [vars(owner)[attribute] for owner, attribute in places]
-    holders = set(patches._holders)
+    holders, replacements = set(patches._holders), dict(patches._replacements)
+    states = [(place, {**place.wrappers}, place.installed) for place in replacements.values()]
     for patch, key in before:
         if patch.owner is not None and patch.attribute:
             take_out(patch, key)
@@ -146,6 +147,10 @@ def clean():
     patches._holders.update(holders)
     patches._undo.clear()
     patches._undo.update(before)
+    patches._replacements.clear()
+    patches._replacements.update(replacements)
+    for place, wrappers, installed in states:
+        place.wrappers, place.installed = wrappers, installed
 
 
 def test_every_patch_is_tried_here_or_elsewhere():

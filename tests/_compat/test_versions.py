@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 INSTALLED = {"keras": keras.__version__, "jax": jax.__version__}
 
 
+@pytest.mark.slow
 def test_a_keras_without_a_name_is_said_at_import():
     script = "import keras.src.ops.node; del keras.src.ops.node.Node; import millrace"
     last = subprocess.run(

@@ -1,7 +1,7 @@
 import importlib.util
 import pathlib
 
-from millrace.schedules.task import Pass, Task
+from millrace.run.schedules.task import Pass, Task
 
 PATH = pathlib.Path(__file__).parents[2] / "benchmarks" / "slots.py"
 

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from millrace._compat import jax_cache
-from millrace.cache import files as cache_files
-from millrace.cache import use as cache
-from millrace.cache.entry import pack
-from millrace.cache.lookup import looking_up
-from millrace.cache.use import cache_statistics, known_keys, use_cache
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache import use as cache
+from millrace.compilation.cache.entry import pack
+from millrace.compilation.cache.lookup import looking_up
+from millrace.compilation.cache.use import cache_statistics, known_keys, use_cache
 from millrace.errors import OptionError
-from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture(autouse=True)
@@ -281,9 +283,7 @@ def test_each_thread_has_its_own_lookup(tmp_path):
     assert {number: lookup.hit for number, lookup in lookups.items()} == {
         10: True, 11: False, 12: False, 13: False
     }  # fmt: skip
-    assert {entry.program for entry in cache_files.entries(tmp_path)} == {
-        "train_run", "program 11", "program 12", "program 13"
-    }  # fmt: skip
+    assert len(list(cache_files.files(tmp_path))) == 4
 
 
 def test_what_identified_a_program_is_known_afterwards(tmp_path):

@@ -9,13 +9,15 @@ import time
 
 import pytest
 
-from millrace.cache import files as cache_files
-from millrace.cache import keys as cache_keys
-from millrace.cache.entry import DamagedEntryError, pack, unpack
-from millrace.cache.lookup import Lookup
-from millrace.cache.store import CacheStore, evict
-from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache import keys as cache_keys
+from millrace.compilation.cache.entry import DamagedEntryError, pack, unpack
+from millrace.compilation.cache.lookup import Lookup
+from millrace.compilation.cache.store import CacheStore, evict
+
+pytestmark = pytest.mark.quick
 
 KEY = "jit_run-" + "0" * 64
 LABELS = EntryLabels("net", "train_run", "float32[32,8]")
@@ -51,16 +53,6 @@ def test_what_was_put_is_found(tmp_path, caplog):
     assert store.get(KEY) == b"another"
     assert not warnings_of(caplog)
     assert (tmp_path / "new" / "root").stat().st_mode & 0o077 == 0  # nobody else's code runs
-
-
-def test_an_entry_says_what_it_is(tmp_path):
-    make(tmp_path).put(KEY, b"payload")
-    (entry,) = cache_files.entries(tmp_path)
-    assert (entry.program, entry.model, entry.batch) == ("train_run", "net", "float32[32,8]")
-    assert (entry.module, entry.path) == ("jit_run", path_of(tmp_path))
-    assert entry.environment == cache_files.environment()
-    assert entry.nbytes == path_of(tmp_path).stat().st_size
-    assert abs(entry.created - time.time()) < 60
 
 
 def test_an_entry_bears_the_layers_that_its_operations_are_named_after(tmp_path):
@@ -147,7 +139,7 @@ def test_a_damaged_file_is_removed_with_one_warning(tmp_path, caplog, kind, reas
     assert not path.exists()
     assert warnings_of(caplog) == [
         f"{path} cannot be used: {reason}. It was removed, and the program is compiled again. If "
-        "this happens again, check the disk, or run `millrace cache clear`."
+        "this happens again, check the disk, or remove the directory."
     ]
     damage("emptied", path_of(tmp_path, key_of(2)))
     assert store.get(key_of(2)) is None
@@ -155,17 +147,6 @@ def test_a_damaged_file_is_removed_with_one_warning(tmp_path, caplog, kind, reas
     assert store.statistics().corrupt == 2
     store.put(KEY, b"payload")
     assert store.get(KEY) == b"payload"
-
-
-def test_the_list_survives_damaged_files(tmp_path):
-    store = make(tmp_path)
-    for number in range(4):
-        store.put(key_of(number), b"payload")
-    for number, kind in enumerate(["in its header", "emptied", "foreign"]):
-        damage(kind, path_of(tmp_path, key_of(number)))
-    found = cache_files.entries(tmp_path)
-    assert [entry.module for entry in found] == ["jit_run"] * 4
-    assert sorted(entry.program for entry in found) == ["", "", "", "train_run"]
 
 
 def test_another_version_is_a_miss_without_a_word(tmp_path, caplog):
@@ -236,7 +217,9 @@ def test_what_exceeds_the_limit_alone_is_not_written(tmp_path, caplog):
 
 def test_files_are_not_counted_at_each_write(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr("millrace.cache.store.evict", lambda *a: counted.append(a) or evict(*a))
+    monkeypatch.setattr(
+        "millrace.compilation.cache.store.evict", lambda *a: counted.append(a) or evict(*a)
+    )
     fill(tmp_path, 50, limit=1 << 20)
     assert len(counted) == 1
     fill(tmp_path, 50, limit=20_000)  # what others write is counted now and then
@@ -354,33 +337,6 @@ def test_readers_and_writers_at_once_see_whole_files(tmp_path, caplog):
     assert [path.name for path in path_of(tmp_path).parent.iterdir()] == [f"{KEY}.mrx"]
 
 
-def test_a_cache_that_is_cleared_while_it_is_used(tmp_path, caplog):
-    store = make(tmp_path)
-    store.put(KEY, b"payload")
-    nbytes = path_of(tmp_path).stat().st_size
-    assert cache_files.clear(tmp_path) == (1, nbytes)
-    assert list(tmp_path.iterdir()) == []
-    assert store.get(KEY) is None
-    store.put(KEY, b"payload")
-    assert store.get(KEY) == b"payload"
-    assert not warnings_of(caplog)
-
-
-def test_clearing_removes_our_files_only(tmp_path):
-    fill(tmp_path, 3, limit=1 << 20)
-    directory = tmp_path / cache_files.environment()
-    mine = [tmp_path / "mine.mrx", directory / "notes.txt", tmp_path / "src" / "a.mrx"]
-    for path in mine:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("mine")
-    os.utime(path_of(tmp_path, key_of(1)))
-    assert cache_files.clear(tmp_path, older_than=60)[0] == 2
-    assert numbers(tmp_path) == [1]
-    assert cache_files.clear(tmp_path)[0] == 1
-    assert all(path.exists() for path in mine)
-    assert cache_files.clear(tmp_path / "nowhere") == (0, 0)
-
-
 def test_keys_are_found_by_program_newest_first(tmp_path):
     first, second = (
         ProgramKey(model, "train_forward of stage 1", (*FIELDS, KeyField(Aspect.MODEL, "n", model)))
@@ -423,7 +379,6 @@ def test_the_oldest_keys_go(tmp_path, monkeypatch):
 
 def test_no_directory_is_needed_to_look(tmp_path):
     nowhere = tmp_path / "nowhere"
-    assert cache_files.entries(nowhere) == []
     assert cache_keys.read_keys(nowhere, "train_run", 50) == []
     assert make(nowhere).statistics().entries == 0
     assert not nowhere.exists()

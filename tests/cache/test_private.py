@@ -8,22 +8,30 @@ import pytest
 
 import millrace
 from millrace._compat import jax_cache
-from millrace.cache import files as cache_files
-from millrace.cache import use as cache
-from millrace.cache.private import NotPrivateError, check_private, make_private, read_private
-from millrace.cache.store import CacheStore
-from millrace.cache.use import cache_statistics, use_cache
+from millrace.base.records.compilation import ProgramKey
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache import use as cache
+from millrace.compilation.cache.private import (
+    NotPrivateError,
+    check_private,
+    make_private,
+    read_private,
+)
+from millrace.compilation.cache.store import CacheStore
+from millrace.compilation.cache.use import cache_statistics, use_cache
+from millrace.compilation.export import file as export_file
+from millrace.compilation.export.file import EXECUTABLE, Header, environment
 from millrace.errors import OptionError
-from millrace.export import file as export_file
-from millrace.export.file import EXECUTABLE, Header, environment
-from millrace.records.compilation import ProgramKey
 
 OTHER = 54321  # a user
 KEY = f"jit_run-{'0' * 64}"
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away"
 )
-pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no modes")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no modes"),
+    pytest.mark.quick,
+]
 
 
 def mode_of(path):

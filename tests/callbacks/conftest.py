@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.compiling import executable
+from millrace.compilation.executables import executable
 
 
 @pytest.fixture

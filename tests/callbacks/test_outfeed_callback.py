@@ -5,11 +5,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from millrace.callbacks.outfeed import OutfeedCallback
+from millrace.api.callbacks.outfeed_callback import OutfeedCallback
 from millrace.layers import Outfeed
 from millrace.optimizers import OutfeedOptimizer, OutfeedOptimizerMode
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 KEYS = ["Dense_128/bias:0_grad", "Dense_128/kernel:0_grad"]
 

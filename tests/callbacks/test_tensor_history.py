@@ -6,7 +6,7 @@ import pytest
 from watching import built, column, data, fit, watch
 
 import millrace
-from millrace.records.tensors import STATISTICS
+from millrace.base.records.tensors import STATISTICS
 
 COLUMNS = ["epoch", "step", "update", "kind", "name", "stage", *STATISTICS]
 

@@ -92,6 +92,7 @@ def convnet():
     )
 
 
+@pytest.mark.slow
 def test_convolutions_which_run_unrolled_on_cpu(strategy):
     xy = data(11, (6, 6, 1))
     reference = built(convnet)

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from watching import built, data, fit, rows
 
+from millrace.base.records.tensors import STATISTICS
 from millrace.callbacks import TensorStatistics
-from millrace.records.tensors import STATISTICS
 
 
 def printed(strategy, xy=None, **arguments):

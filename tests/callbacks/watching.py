@@ -5,10 +5,16 @@ import keras
 import numpy as np
 from keras import layers
 
+from millrace.base.records.tensors import STATISTICS
 from millrace.callbacks import TensorStatistics
-from millrace.records.tensors import STATISTICS
 
 RTOL, ATOL = 2e-5, 1e-6  # float32, sums of another order
+
+
+def arrays_of(path):
+    """The arrays of a file of NumPy, by name."""
+    with np.load(path) as arrays:
+        return dict(arrays)
 
 
 def eight(value):

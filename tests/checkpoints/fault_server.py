@@ -19,12 +19,11 @@ import sys
 import traceback
 
 import numpy as np
-import orbax.checkpoint  # noqa: F401 - takes a second
 import training_runs
 
-from millrace.checkpoints.directory import CheckpointDirectory
-from millrace.checkpoints.stored import Snapshot
-from millrace.checkpoints.writer import CheckpointWriter
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.stored import Snapshot
+from millrace.base.checkpoints.writer import CheckpointWriter
 
 LONGEST = 120  # seconds of a child
 ALL = (1 << 9) - 1  # kinds of operations
@@ -100,7 +99,7 @@ def replace(job, point, fd):
 def aside(job, point, fd):
     directory = CheckpointDirectory(job["path"], job["keep"])
     for step in (10, 20):
-        path = next(directory.path_of(step).glob("arrays/_METADATA"))
+        path = directory.path_of(step) / "arrays.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
     armed(directory.newest, job, point, fd)()
 

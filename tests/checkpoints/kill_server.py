@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 
-import orbax.checkpoint  # noqa: F401 - takes a second
 import training_runs
 
 LONGEST = 120  # seconds in which a training has to go on

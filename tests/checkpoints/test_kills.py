@@ -7,6 +7,8 @@ import pytest
 import servers
 from training_runs import KINDS
 
+from case_marks import with_marks
+
 KILLS = 5  # of a training
 
 
@@ -33,7 +35,19 @@ def kill(ask, tmp_path, kind, seed, kills=KILLS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    with_marks(
+        KINDS,
+        exhaustive=(
+            "eight steps",
+            "accumulation",
+            "asynchronous, one step",
+            "streamed",
+            "generator, eight steps",
+        ),
+    ),
+)
 def test_training_that_is_killed_goes_on_with_the_same_numbers(ask, tmp_path, kind):
     seed = list(KINDS).index(kind)
     assert kill(ask, tmp_path, kind, seed, kills=3) > 0

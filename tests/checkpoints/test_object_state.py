@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from millrace.checkpoints.object_state import ObjectState
+from millrace.base.checkpoints.object_state import ObjectState
 
 
 class Counts:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from millrace.checkpoints.values import NotPlainError, decode, encode
+from millrace.base.checkpoints.plain_values import NotPlainError, decode, encode, host_copy
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -145,3 +145,15 @@ def test_arrays_are_copied():
     encode(array, found)
     array[:] = 1
     assert not found[0].any()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_copy_on_the_host_stays_when_a_step_reuses_the_memory(number):
+    mesh = jax.make_mesh((number,), ("x",), devices=jax.devices()[:number])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    value = jax.device_put(np.arange(1000.0), sharding)
+    found = host_copy(value)
+    for shard in value.addressable_shards:
+        assert not np.shares_memory(found, np.asarray(shard.data))
+    jax.jit(lambda x: x + 1, donate_argnums=0)(value).block_until_ready()
+    assert (found == np.arange(1000.0)).all()

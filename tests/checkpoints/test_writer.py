@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from millrace.checkpoints.writer import CheckpointWriter
+from millrace.base.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
 from own_threads import own_threads
 

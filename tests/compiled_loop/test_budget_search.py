@@ -2,9 +2,9 @@
 
 import pytest
 
-from millrace.compiled_loop.budget import Search
 from millrace.errors import PlanError
-from millrace.memory.pipeline_budget import CHOICES, first_choice
+from millrace.run.compiled_loop.budget import Search
+from millrace.run.memory.pipeline_budget import CHOICES, first_choice
 
 FIXED = 200
 PREDICTED = [900, 700, 500, 400, 300, 200]

@@ -6,9 +6,9 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiled_loop import micro_batch
-from millrace.compiled_loop.budget import OverBudgetError
-from millrace.compiled_loop.micro_batch import first_that_fits
+from millrace.run.compiled_loop import micro_batch
+from millrace.run.compiled_loop.budget import OverBudgetError
+from millrace.run.compiled_loop.micro_batch import first_that_fits
 
 X = np.random.default_rng(0).normal(size=(2048, 16)).astype("float32")
 Y = X[:, :2]

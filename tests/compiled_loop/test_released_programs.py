@@ -11,7 +11,7 @@ import pytest
 
 import millrace
 from millrace._compat.jax_executables import sizes_of
-from millrace.compiling import executable, sharing
+from millrace.compilation.executables import executable, sharing
 
 ROWS, WIDTH = 256, 64
 

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from millrace.compiled_loop.calls import CallRules, Forms, best_unroll, slice_calls
-from millrace.plan import LoopForm
+from millrace.programs.plan import LoopForm
+from millrace.run.compiled_loop.execution_calls import CallRules, Forms, best_unroll, slice_calls
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import gc
 import jax
 import numpy as np
 
-from millrace.compiling.call_description import name_of, number_of, shapes_of
+from millrace.compilation.executables.call_description import name_of, number_of, shapes_of
 
 
 class Thing:

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from millrace.compiling.log import CompileLog
-from millrace.records.compilation import CompileRecord
+from millrace.base.records.compilation import CompileRecord
+from millrace.compilation.executables.log import CompileLog
 
 RECORD = CompileRecord(
     model="net",

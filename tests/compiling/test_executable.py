@@ -3,15 +3,15 @@ import time
 import jax
 import jax.numpy as jnp
 
-from millrace.compiling import progress
-from millrace.compiling.executable import compile_program
-from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request
-from millrace.devices import DeviceGroup
-from millrace.options import Accumulation, Replication
-from millrace.plan import BatchSpec, Mode, Plan
-from millrace.records.compilation import ProgramKey
-from millrace.steps.program import Program
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import Accumulation, Replication
+from millrace.base.records.compilation import ProgramKey
+from millrace.compilation.executables import progress
+from millrace.compilation.executables.executable import compile_program
+from millrace.compilation.executables.log import CompileLog
+from millrace.compilation.executables.lowering import Request
+from millrace.programs.plan import BatchSpec, Mode, Plan
+from millrace.programs.steps.program import Program
 
 FLOATS = jax.ShapeDtypeStruct((4,), jnp.float32)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.cache import use
-from millrace.compiling import phases
+from millrace.compilation.cache import use
+from millrace.compilation.executables import phases
 from millrace.errors import OptionError
 
 

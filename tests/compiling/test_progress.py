@@ -2,8 +2,8 @@
 
 import time
 
-from millrace.compiling import progress
-from millrace.compiling.log import CompileLog
+from millrace.compilation.executables import progress
+from millrace.compilation.executables.log import CompileLog
 from own_threads import own_threads
 
 

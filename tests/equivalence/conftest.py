@@ -4,8 +4,12 @@ from collections import Counter
 
 import pytest
 
-from millrace.cache.listeners import ProgramListener, register_listener, unregister_listener
-from millrace.records.compilation import Origin
+from millrace.base.records.compilation import Origin
+from millrace.compilation.cache.listeners import (
+    ProgramListener,
+    register_listener,
+    unregister_listener,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -23,22 +23,12 @@ import pipeline_cases as pipes
 import pytest
 from keras import layers, ops
 
-from millrace.compiling import executable
-from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
+from millrace.compilation.executables import executable
+from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 
 REPLICAS = 2  # where nothing else is said
 STEPS = 2  # of each replica in an update
 EPSILON = 1e-4  # see test_gradient_accumulation.py
-
-
-def slow(*values: Any) -> Any:
-    """A parameter of a test that does not run by default."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def slow_but_for(values: Any, *quick: Any) -> list[Any]:
-    """All values as parameters of a test, of which the quick ones run by default."""
-    return [each if getattr(each, "name", each) in quick else slow(each) for each in values]
 
 
 def replicated(

@@ -23,6 +23,7 @@ def subject(build=cases.normalized, rates=(0.1,)):
     return Subject("small", build, lambda: cases.table(16), compiled_with(*rates))
 
 
+@pytest.mark.slow
 def test_a_small_model_trains_as_in_plain_keras_in_all_ways():
     found = compare(subject())
     assert list(found) == list(against_keras.WAYS)
@@ -35,6 +36,7 @@ def test_a_small_model_trains_as_in_plain_keras_in_all_ways():
     assert found["cut"].cut_at.startswith("batch_normalization")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", against_keras.WAYS)
 def test_a_difference_is_found(way):
     """Of one part in a hundred, in the learning rate of the one that is trained first."""

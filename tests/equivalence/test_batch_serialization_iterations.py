@@ -9,7 +9,7 @@ from keras import layers
 
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.plan import Mode
+from millrace.programs.plan import Mode
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -85,6 +85,7 @@ def assert_bits(found, expected):
 
 
 # 128 rows end with an update of 16 micro-batches.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "method", "count", "serialization"),
     [(layers_of_all_kinds, "mean", 8, 3), (three_layers, "sum", 1, 24)],
@@ -100,6 +101,7 @@ def test_an_update_is_that_of_all_micro_batches_to_the_last_bit(make, method, co
     assert_bits(found, twenty_four(**options))
 
 
+@pytest.mark.slow
 def test_an_update_of_replicas_is_that_of_all_micro_batches(caplog):
     options = {"rows": 100, "devices": 2, "steps_per_execution": 48}
     with caplog.at_level(logging.INFO, "millrace"):

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from case_marks import slow
+
 CASE = cases.Case("binary", cases.mlp, compile=cases.optimizer("SGD", 0.1))
 
 
@@ -61,6 +63,7 @@ for _name in (
     setattr(Recorder, f"on_{_name}", _note(_name))
 
 
+@pytest.mark.slow
 def test_calls_come_in_the_order_of_keras(strategy):
     recorders = []
     for model in pair(strategy, steps_per_execution=1):
@@ -257,7 +260,7 @@ def test_tensorboard(strategy, tmp_path):
     assert list(tmp_path.rglob("events.out*"))
 
 
-@pytest.mark.parametrize("other_is_attached", [False, True])
+@pytest.mark.parametrize("other_is_attached", [False, slow(True)])
 def test_a_callback_runs_another_model(strategy, other_is_attached):
     """Its loops neither take over nor disturb those of the model that is being trained."""
     other = cases.compiled(CASE, strategy if other_is_attached else None, 3)

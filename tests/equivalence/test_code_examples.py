@@ -25,7 +25,7 @@ NEAR = 1e-6
 EPSILON = 1e-4
 
 FAST = ("guided_train_step", "own_metrics")
-# The cheapest of each kind; tests/slow_tests.txt has the same names.
+# The cheapest of each kind.
 SLOW = [
     "endpoint_layer",
     "target_network",
@@ -91,6 +91,7 @@ def ways_of(name: str) -> tuple[str, ...]:
     return WAYS if EXAMPLES[name].make().refused else ("cut",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_trains_as_plain_keras(name):
     check(name, ways_of(name))
@@ -138,6 +139,7 @@ class Noisy(keras.Model):
         return self.scores(hidden * noise)
 
 
+@pytest.mark.slow
 def test_metrics_of_masked_outputs_and_seeds_of_the_model():
 
     def data() -> dict[str, Any]:

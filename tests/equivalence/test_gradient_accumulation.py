@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from keras import layers
 
+from case_marks import slow, with_marks
+
 MICRO_BATCH = 2
 ACCUMULATION = 3
 BIG_BATCH = MICRO_BATCH * ACCUMULATION
@@ -107,25 +109,37 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    with_marks(OPTIMIZERS, slow=("momentum", "adamw", "global-clipnorm", "exponential-decay")),
+)
 def test_mean_equals_one_big_batch(strategy, name):
     case = OPTIMIZERS[name]
     found = assert_equals_big_batch(case, accumulating(case, strategy))
     assert int(found.model.optimizer.iterations) == EPOCHS * 24 // BIG_BATCH  # updates, not steps
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", with_marks(MODELS, slow=("dict-inputs-outputs", "auc-and-validation"))
+)
 def test_mean_equals_one_big_batch_for_other_losses(strategy, name):
     if name == "regularizers" and keras.__version__.startswith("3.13."):
         pytest.skip("in keras 3.13 an activity regularizer is a sum over the rows of a batch")
     assert_equals_big_batch(MODELS[name], accumulating(MODELS[name], strategy))
 
 
-@pytest.mark.parametrize("steps_per_execution", [2 * ACCUMULATION, 100])
 @pytest.mark.parametrize(
-    "rows",
-    [26, 27, 29, 4],
-    ids=["shorter-window", "smaller-batch-in-it", "smaller-batch-in-a-whole-one", "only-window"],
+    ("rows", "steps_per_execution"),
+    [
+        (26, 100),  # a shorter window
+        slow(26, 2 * ACCUMULATION),
+        (27, 2 * ACCUMULATION),  # with a smaller batch in it
+        slow(27, 100),
+        (29, 100),  # a smaller batch in a whole window
+        slow(29, 2 * ACCUMULATION),
+        (4, 2 * ACCUMULATION),  # the only window
+        (4, 100),
+    ],
 )
 def test_the_last_window_equals_one_batch_of_its_rows(strategy, rows, steps_per_execution):
     case = cases.Case("ragged", rows=rows, compile=momentum)
@@ -134,7 +148,7 @@ def test_the_last_window_equals_one_batch_of_its_rows(strategy, rows, steps_per_
     assert int(found.model.optimizer.iterations) == EPOCHS * -(-rows // BIG_BATCH)
 
 
-@pytest.mark.parametrize("bytes_of_block", [1, 2 * 56, 2**20])
+@pytest.mark.parametrize("bytes_of_block", [1, 2 * 56, slow(2**20)])
 def test_windows_that_blocks_cut_equal_one_big_batch(strategy, bytes_of_block):
     case = cases.Case("blocks", rows=29, compile=cases.optimizer("Adam", 1e-2, epsilon=EPSILON))
     model = accumulating(case, strategy)
@@ -157,6 +171,7 @@ class Batches(keras.utils.PyDataset):
         return self.data["x"][begin:end], self.data["y"][begin:end]
 
 
+@pytest.mark.slow
 def test_shapes_that_change_within_a_window_equal_one_big_batch(strategy):
     case = OPTIMIZERS["momentum"]
     data = case.data(24)
@@ -166,6 +181,7 @@ def test_shapes_that_change_within_a_window_equal_one_big_batch(strategy):
     cases.assert_same(cases.outcome(model, found), cases.outcome(big, expected))
 
 
+@pytest.mark.slow
 def test_an_execution_that_is_the_epoch_need_not_be_whole_updates(strategy):
     case = cases.Case("epoch", rows=22, compile=momentum)
     assert_equals_big_batch(case, accumulating(case, strategy, steps_per_execution=11))
@@ -200,6 +216,7 @@ def test_sum_is_the_mean_times_the_number_of_micro_batches(strategy):
     assert found.epochs == [0, 1]
 
 
+@pytest.mark.slow
 def test_one_step_per_update_is_plain_training(strategy):
     case = cases.Case("plain", cases.normalized, rows=9)
     model = accumulating(case, strategy, steps_per_execution=2, steps=1)
@@ -275,7 +292,7 @@ def assert_equal_lists(found, expected, tolerance=cases.FLOAT32):
     cases.assert_close(found, expected, tolerance)
 
 
-@pytest.mark.parametrize("rows", [24, 27])
+@pytest.mark.parametrize("rows", [24, slow(27)])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_each_micro_batch_is_normalized_by_its_own_statistics(strategy, rows, reduction):
     """Batch statistics, moving statistics in order, and a dropout mask for each micro-batch."""
@@ -302,7 +319,7 @@ def plain_convnet():
 
 @pytest.mark.parametrize(
     ("accumulation", "rows", "steps_per_execution"),
-    [(2, 20, 2), (2, 21, 6), (16, 70, 16), (16, 64, 32), (5, 40, 10)],
+    [slow(2, 20, 2), slow(2, 21, 6), slow(16, 70, 16), slow(16, 64, 32), (5, 40, 10)],
 )
 def test_convnets_equal_one_big_batch(strategy, accumulation, rows, steps_per_execution):
     """Unrolled on CPU: windows of 2 several to a call, of 16 in parts."""
@@ -311,6 +328,7 @@ def test_convnets_equal_one_big_batch(strategy, accumulation, rows, steps_per_ex
     assert_equals_big_batch(case, model, accumulation)
 
 
+@pytest.mark.slow
 def test_convnets_normalize_each_micro_batch(strategy):
     case = cases.Case("convnet", cases.convnet, cases.images, 21, three_classes)
     model = accumulating(case, strategy, 6)
@@ -321,7 +339,13 @@ def test_convnets_normalize_each_micro_batch(strategy):
 
 @pytest.mark.parametrize(
     "dtype",
-    [None, "float32", np.float32, lambda variable: "float32", lambda variable: None],
+    [
+        None,
+        slow("float32"),
+        slow(np.float32),
+        lambda variable: "float32",
+        slow(lambda variable: None),
+    ],
     ids=["none", "name", "type", "function", "function-none"],
 )
 def test_dtypes_of_the_accumulator_that_change_nothing(strategy, dtype):

@@ -47,6 +47,7 @@ def fine_tuned(compile_=models_of_keras.classify, build=None, **changes):
     return Subject("fine-tuned", build or with_head, pictures, compile_, **arguments)
 
 
+@pytest.mark.slow
 def test_a_resnet_of_two_blocks():
     def build():
         return models_of_keras.short_resnet(

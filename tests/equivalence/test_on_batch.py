@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from keras import layers
 
+from case_marks import slow
+
 BINARY = cases.Case("binary", cases.normalized)
 NAMED = cases.Case("named", cases.named_functional, cases.named, compile=cases.two_outputs())
 
@@ -26,7 +28,11 @@ def assert_same_state(model, reference):
 
 @pytest.mark.parametrize(
     "weights",
-    [{}, {"sample_weight": np.arange(4, dtype="float32")}, {"class_weight": {0: 1.0, 1: 3.0}}],
+    [
+        {},
+        slow({"sample_weight": np.arange(4, dtype="float32")}),
+        {"class_weight": {0: 1.0, 1: 3.0}},
+    ],
     ids=["unweighted", "sample-weight", "class-weight"],
 )
 def test_train_on_batch(strategy, weights):
@@ -61,6 +67,7 @@ def test_predict_on_batch(strategy):
     cases.assert_close(found, reference.predict_on_batch(x))
 
 
+@pytest.mark.slow
 def test_batches_of_several_sizes_and_structures(strategy):
     reference, model = pair(NAMED, strategy)
     data = NAMED.data(9)
@@ -73,6 +80,7 @@ def test_batches_of_several_sizes_and_structures(strategy):
     assert_same_state(model, reference)
 
 
+@pytest.mark.slow
 def test_on_batch_methods_between_fits(strategy):
     reference, model = pair(BINARY, strategy)
     data = BINARY.data(8)
@@ -86,6 +94,7 @@ def test_on_batch_methods_between_fits(strategy):
     assert_same_state(model, reference)
 
 
+@pytest.mark.slow
 def test_the_first_call_may_be_any_of_them(strategy):
     """A deferred model is built by whatever comes first."""
     case = cases.Case("deferred", cases.deferred)
@@ -178,6 +187,7 @@ def test_predict_outputs_of_another_number_of_rows(strategy, rows, shape, kept):
     cases.assert_close(found, reference.predict(x, batch_size=4, verbose=0))
 
 
+@pytest.mark.slow
 def test_predict_carries_state_that_a_model_assigns(strategy):
     class Counts(keras.Model):
         def __init__(self):
@@ -199,6 +209,7 @@ def test_predict_carries_state_that_a_model_assigns(strategy):
     assert float(model.rows) == float(reference.rows)
 
 
+@pytest.mark.slow
 def test_on_batch_methods_with_asynchronous_callbacks(strategy):
     reference, model = pair(NAMED, strategy)
     model.set_asynchronous_callbacks(True)
@@ -213,6 +224,7 @@ def test_on_batch_methods_with_asynchronous_callbacks(strategy):
     assert_same_state(model, reference)
 
 
+@pytest.mark.slow
 def test_two_models_that_share_layers_train_in_turn(strategy):
     """A generator through a frozen critic, and the critic on its own."""
 

@@ -7,6 +7,8 @@ import pipeline_cases as pipes
 import pytest
 from keras import layers
 
+from case_marks import slow_but_for
+
 GRAPHS = range(12)
 SCHEDULES = ("1f1b", "grouped", "gpipe", "sequential", "zero_bubble")
 WIDTH = 4
@@ -76,7 +78,7 @@ def case_of(graph):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", GRAPHS)
+@pytest.mark.parametrize("seed", slow_but_for(GRAPHS, 3))
 def test_random_graphs(seed):
     graph = RandomGraph(seed)
     case = case_of(graph)
@@ -89,6 +91,7 @@ def test_random_graphs(seed):
     cases.assert_same(found, pipes.fit(case, pipes.accumulated(case)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_the_order_of_tasks_and_the_devices_change_no_bit(seed):
     graph = RandomGraph(seed)
@@ -99,6 +102,7 @@ def test_the_order_of_tasks_and_the_devices_change_no_bit(seed):
     pipes.assert_bits(pipes.fit(case, other), pipes.fit(case, pipes.pipelined(case, stages)))
 
 
+@pytest.mark.slow
 def test_auto_cuts_two_towers_that_share_statistics_and_random_numbers():
     case = cases.Case("towers", pipes.two_towers, pipes.pairs, compile=cases.optimizer("SGD", 0.1))
     model = pipes.pipelined(case, None, devices=2)

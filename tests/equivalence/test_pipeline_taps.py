@@ -11,12 +11,12 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiling import executable
+from millrace.base.options import TapRequest
+from millrace.base.records.tensors import STATISTICS
+from millrace.compilation.executables import executable
 from millrace.errors import TapError
-from millrace.fit.controller import controller_of
-from millrace.options import TapRequest
-from millrace.records.tensors import STATISTICS
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.fit.controller import controller_of
 
 EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 4  # of a micro-batch
@@ -168,7 +168,6 @@ def assert_same_rows(found, wanted, entries, count):
         np.testing.assert_allclose(found[tensor], rows, **CLOSE, err_msg=f"{entries} {tensor}")
 
 
-SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 CASES = {
     "two": (mlp, MLP[2], {}),
     "three-gpipe": (mlp, MLP[3], {"pipeline_schedule": "gpipe"}),
@@ -178,9 +177,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [CASES["two"], *(SLOW(case) for name, case in CASES.items() if name != "two")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES.values())
 def test_every_tensor_is_reported_once_and_as_in_one_piece(case):
     build, stages, options = case
     batches = 7  # two updates of three, and one of one
@@ -192,6 +190,7 @@ def test_every_tensor_is_reported_once_and_as_in_one_piece(case):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tensors_have_the_stage_at_which_they_arise():
     tensors, _ = watched(pipeline(mlp, MLP[3]), 3).rows("of_steps")
     found = [(tensor.stage, tensor.kind, tensor.name) for tensor in tensors]
@@ -220,6 +219,7 @@ def numbers(value):
     return np.array([value.mean(), value.std(), value.min(), value.max(), norm, *shares])
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_numpy():
     """Of a plain Keras model, whose gradients are written down here."""
 
@@ -266,7 +266,8 @@ def test_a_shared_weight_has_a_micro_gradient_at_each_stage():
 
 
 # The last update of 13 has one batch.
-@pytest.mark.parametrize(("schedule", "batches"), [("1f1b", 13), SLOW("zero_bubble", 12)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "batches"), [("1f1b", 13), ("zero_bubble", 12)])
 def test_replicas_of_a_pipeline_report_each_batch(schedule, batches):
     model = pipeline(small, SMALL, devices=4, steps=2, executed=1, pipeline_schedule=schedule)
     wanted = watched(in_one_piece(small, steps=4), batches)
@@ -275,7 +276,8 @@ def test_replicas_of_a_pipeline_report_each_batch(schedule, batches):
     assert_same_rows(found, wanted, "of_updates", -(-batches // 4))
 
 
-@pytest.mark.parametrize("devices", [2, SLOW(4)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
 def test_what_a_layer_enqueues_arrives_in_all_three_loops(devices):
     queue = OutfeedQueue()
     model = pipeline(lambda: mlp(queue), [0, 0, 0, 1, 1, 1], devices, steps=2, executed=1)
@@ -353,6 +355,7 @@ class Shows(keras.optimizers.SGD):
         self.queue.enqueue({self.key(v): g for v, g in reversed(pairs)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "schedule"), [(True, "1f1b"), (False, "zero_bubble")])
 def test_what_an_optimizer_enqueues_is_one_value_of_all_stages(before, schedule):
     queues = OutfeedQueue(), OutfeedQueue()
@@ -372,6 +375,7 @@ def test_what_an_optimizer_enqueues_is_one_value_of_all_stages(before, schedule)
         np.testing.assert_allclose(found[name], value, **CLOSE, err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_makes_of_all_gradients_leaves_too():
     """A norm over all stages, which only the last one has."""
     queue = OutfeedQueue()
@@ -422,7 +426,8 @@ def test_a_queue_of_a_layer_and_of_gradients_is_refused():
         fit(model, STEPS)
 
 
-@pytest.mark.parametrize("devices", [2, SLOW(4)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
 def test_watching_changes_no_weight(devices):
     plain, looked_at = (pipeline(small, SMALL, devices=devices) for _ in range(2))
     fit(plain, 12)
@@ -431,6 +436,7 @@ def test_watching_changes_no_weight(devices):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7, err_msg=mine.path)
 
 
+@pytest.mark.slow
 def test_statistics_of_every_third_update():
     """Over executions of two updates, and from where an earlier fit has come to."""
     model = pipeline(small, SMALL)
@@ -448,7 +454,8 @@ def test_statistics_of_every_third_update():
         assert (values[due][..., 6:] == 0).all()
 
 
-@pytest.mark.parametrize("devices", [2, SLOW(4)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
 def test_a_halted_update_is_not_applied(devices):
     """Batch 5 of 12 has a NaN: of the updates of two batches, two are applied."""
     replicas = devices // 2
@@ -481,6 +488,7 @@ def test_statistics_of_updates_alone_come_once_for_each():
     assert all(block.of_steps is None for block in found.blocks)
 
 
+@pytest.mark.slow
 def test_programs_without_taps_are_those_of_no_taps(monkeypatch):
     """Nor do patterns that match nothing change them."""
     texts = []

@@ -10,8 +10,8 @@ import numpy as np
 import pipeline_cases as pipes
 import pytest
 from keras import layers
-from replica_cases import slow_but_for
 
+from case_marks import exhaustive, slow, slow_but_for, with_marks
 from millrace.errors import ModelError
 
 # Cut evenly where nothing else is said. `nested` calls an inner model twice, whose statistics must
@@ -27,20 +27,6 @@ MODELS = [
 momentum = cases.optimizer("SGD", 0.1, momentum=0.9)
 TWO_LAYERS = ("deferred", "sequential", "lstm", "stateful-lstm", "regularizers-constraints")
 
-SLOW = (
-    "attention",
-    "masked-embedding",
-    "lstm",
-    "stateful-lstm",
-    "convnet",
-    "dict-inputs-outputs",
-    "own-compute-metrics",
-)
-
-
-def slow_to_compile(case):
-    return pytest.param(case, marks=[pytest.mark.slow] if case.name in SLOW else [])
-
 
 @functools.cache
 def plain(case):
@@ -48,7 +34,9 @@ def plain(case):
 
 
 @pytest.mark.parametrize(
-    "case", [slow_to_compile(each) for each in MODELS], ids=lambda case: case.name
+    "case",
+    slow_but_for(MODELS, "sequential", "add-loss", "own-compute-loss"),
+    ids=lambda case: case.name,
 )
 def test_two_stages_with_updates_of_one_step_are_plain_keras(case):
     model = pipes.pipelined(case, CUTS.get(case.name, {}).get(2, 2), steps=1, executed=3)
@@ -56,7 +44,9 @@ def test_two_stages_with_updates_of_one_step_are_plain_keras(case):
 
 
 @pytest.mark.parametrize(
-    "case", [slow_to_compile(each) for each in MODELS], ids=lambda case: case.name
+    "case",
+    slow_but_for(MODELS, "sequential", "regularizers-constraints", "add-loss"),
+    ids=lambda case: case.name,
 )
 def test_stages_accumulate_as_the_model_in_one_piece(case):
     stages = 2 if case.name in TWO_LAYERS else 3
@@ -66,6 +56,7 @@ def test_stages_accumulate_as_the_model_in_one_piece(case):
     cases.assert_same(found, expected, case.tolerance)
 
 
+@pytest.mark.slow
 def test_a_stage_of_layers_that_only_training_runs():
     """Dropout does nothing in evaluate and predict, so its stage has nothing to run there."""
     case = cases.Case("dropout", pipes.dropouts, compile=momentum)
@@ -157,7 +148,7 @@ def one_forward_one_backward():
     return in_order(pipeline_schedule="1f1b")
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", with_marks(ORDERS, slow=("gpipe", "function")))
 def test_schedules_and_devices_change_no_bit(name):
     pipes.assert_bits(in_order(**ORDERS[name]), one_forward_one_backward())
 
@@ -185,8 +176,17 @@ def test_a_v_changes_no_bit_of_a_backward_in_halves(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
-@pytest.mark.parametrize("rows", [cases.RAGGED, 68])
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        (cases.RAGGED, "v_min"),
+        (68, "zb_v"),
+        exhaustive(cases.RAGGED, "zb_v"),
+        exhaustive(cases.RAGGED, "v_half"),
+        exhaustive(68, "v_half"),
+        exhaustive(68, "v_min"),
+    ],
+)
 def test_a_v_with_a_shorter_last_update(name, rows):
     """Of an update of 4 micro-batches, the last one of an epoch has fewer; its rows may be too."""
     case = dataclasses.replace(TWENTY_UPDATES, name=f"short-{rows}", rows=rows)
@@ -262,7 +262,21 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    with_marks(
+        OPTIMIZERS,
+        slow=(
+            "momentum-decay",
+            "adafactor",
+            "lamb",
+            "muon",
+            "nadam",
+            "loss-scaling",
+            "loss-scaling-clipped",
+        ),
+    ),
+)
 def test_optimizers_update_each_stage_as_one_model(name):
     """Clipping, loss scales and moving averages look at the weights of all stages."""
     case = cases.Case(name, compile=OPTIMIZERS[name])
@@ -273,7 +287,7 @@ def test_optimizers_update_each_stage_as_one_model(name):
 HALF = [case for case in cases.OPTIONS if case.name in ("bfloat16", "float16")]
 
 
-@pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", with_marks(HALF, slow=("float16",)), ids=lambda case: case.name)
 def test_half_precision_policies(case):
     pipes.assert_as_accumulated(case)
 
@@ -312,6 +326,7 @@ def test_an_infinity_in_the_first_stage_skips_the_update_of_all():
 SHARED = cases.Case("tied-dense", pipes.tied_dense, compile=cases.optimizer("SGD", 0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", [[0, 1, 0], [0, 1, 2]])
 def test_a_layer_that_two_stages_call(mapping):
     pipes.assert_as_accumulated(SHARED, pipes.TIED_DENSE, device_mapping=mapping)
@@ -334,6 +349,7 @@ def test_the_penalty_of_a_shared_weight_counts_once():
     cases.assert_close(np.array(model.get_layer("tied").kernel), before * (1 - 0.1 * 0.02))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", [[0, 1, 0], [0, 1, 2]])
 def test_an_embedding_that_the_last_stage_reads_too(mapping):
     case = cases.Case(
@@ -342,6 +358,7 @@ def test_an_embedding_that_the_last_stage_reads_too(mapping):
     pipes.assert_as_accumulated(case, [0, 1, 1, 2], device_mapping=mapping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", [None, [0, 1, 0]])
 def test_a_subclassed_model_with_stages_in_its_call(mapping):
     case = cases.Case("gpt", pipes.TinyGpt, pipes.next_words, compile=pipes.word_scores)
@@ -363,8 +380,10 @@ def frozen(count):
 FROZEN = {count: cases.Case("frozen", frozen(count), compile=momentum) for count in (2, 5)}
 
 
-@pytest.mark.parametrize("pipeline_schedule", ["1f1b", "zero_bubble"])
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize(
+    ("count", "pipeline_schedule"),
+    [(2, "zero_bubble"), slow(2, "1f1b"), slow(5, "1f1b"), slow(5, "zero_bubble")],
+)
 def test_frozen_stages(count, pipeline_schedule):
     """Of the first stage, and of all but the last."""
     model = pipes.assert_as_accumulated(
@@ -383,12 +402,14 @@ FITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_weights_of_rows(name):
     compile_ = cases.binary(optimizer=lambda: keras.optimizers.SGD(0.1), weighted_metrics=["mae"])
     pipes.assert_as_accumulated(cases.Case(name, compile=compile_, fit=FITS[name]))
 
 
+@pytest.mark.slow
 def test_sums():
     case = cases.Case("sum", compile=cases.optimizer("SGD", 0.02))
     sums = {"gradient_accumulation_reduction_method": "sum"}
@@ -397,7 +418,7 @@ def test_sums():
     assert np.abs(model.get_weights()[0] - mean.model.get_weights()[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("dtype", [slow(None), "float32"])
 def test_the_dtype_of_accumulators(dtype):
     case = cases.Case(
         "narrow", compile=momentum, rows=64, policy="bfloat16", tolerance=cases.BFLOAT16
@@ -410,7 +431,7 @@ def test_the_dtype_of_accumulators(dtype):
 EXECUTED = cases.Case("executed", rows=30, compile=momentum)
 
 
-@pytest.mark.parametrize("executed", [1, 2, 50])
+@pytest.mark.parametrize("executed", [slow(1), slow(2), 50])
 def test_updates_of_an_execution_change_no_result(executed):
     """30 rows are 8 batches: two updates of three and one of two, whose last batch is smaller."""
     model = pipes.assert_as_accumulated(EXECUTED, steps=3, executed=executed)
@@ -429,6 +450,7 @@ class Steps(keras.callbacks.Callback):
         self.logs.append((batch, dict(logs)))
 
 
+@pytest.mark.slow
 def test_asynchronous_callbacks_see_every_step():
     case = cases.Case("steps", compile=momentum)
     logs = []
@@ -488,6 +510,7 @@ def test_callbacks_between_executions():
     cases.assert_close(found[1:], expected[1:])
 
 
+@pytest.mark.slow
 def test_single_batches():
     case = cases.Case("on-batch", cases.normalized)
     model, reference = pipes.pipelined(case), pipes.plain(case)
@@ -502,6 +525,7 @@ def test_single_batches():
     cases.assert_close(np.array(model(x)), np.array(reference(x)))
 
 
+@pytest.mark.slow
 def test_the_stages_change_between_fits():
     """Weights and the optimizer's state move to where they now belong."""
     case = cases.Case("changes", cases.normalized, compile=momentum)
@@ -513,6 +537,7 @@ def test_the_stages_change_between_fits():
     cases.assert_same(pipes.fit(case, model), pipes.fit(case, reference))
 
 
+@pytest.mark.slow
 def test_a_pipeline_becomes_one_piece_between_fits():
     case = cases.Case("changes", cases.normalized, compile=momentum)
     model = pipes.pipelined(case, [0, 0, 0, 1, 1], device_mapping=[0, 0])
@@ -523,6 +548,7 @@ def test_a_pipeline_becomes_one_piece_between_fits():
     cases.assert_same(pipes.fit(case, model), pipes.fit(case, reference))
 
 
+@pytest.mark.slow
 def test_a_trained_pipeline_is_a_keras_model_like_any_other(tmp_path):
     case = cases.Case("uses", compile=momentum)
     model, reference = pipes.pipelined(case), pipes.accumulated(case)

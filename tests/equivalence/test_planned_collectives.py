@@ -5,8 +5,8 @@ import pytest
 import replica_cases
 
 import millrace
-from millrace.planning.cost import collectives
-from millrace.records.training_plan import UpdatePlan
+from millrace.base.records.training_plan import UpdatePlan
+from millrace.tools.planning.cost import collectives
 
 DEPTH, WIDTH = 3, 8
 

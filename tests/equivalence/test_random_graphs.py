@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from millrace.fit import functions
-from millrace.plan import Recompute
+from millrace.programs.plan import Recompute
+from millrace.run.fit import functions
 
 pytestmark = pytest.mark.shipped_compiler
 

@@ -11,10 +11,10 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.fit import functions
 from millrace.layers import RecomputationCheckpoint
-from millrace.plan import Recompute
-from millrace.recomputation import modes as recomputation
+from millrace.programs.plan import Recompute
+from millrace.programs.recomputation import modes as recomputation
+from millrace.run.fit import functions
 
 # A gradient that is zero by rounding only becomes a step of full size in Adam: biases in front of a
 # softmax or a normalization.
@@ -47,6 +47,7 @@ SELDOM = {2: pytest.mark.exhaustive, 1000: pytest.mark.slow}
 QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("subclassed", 1000)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "choice"),
     [
@@ -79,6 +80,7 @@ def marked(marks=True):
     return keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dropout(0.3, seed=5)(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 5])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_boundaries(accumulation, replicas):
@@ -128,6 +130,7 @@ def chain(depth, mark_every):
     return keras.Model(inputs, x)
 
 
+@pytest.mark.slow
 @pytest.mark.shipped_compiler
 def test_boundaries_save_memory_if_recomputation_is_on(strategy):
     x = np.ones((1024, 256), "float32")
@@ -158,14 +161,11 @@ def staged():
 STAGED = cases.Case("staged", staged, compile=cases.optimizer("SGD", 0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "replicas"),
     [
-        pytest.param(
-            schedule,
-            replicas,
-            marks=[] if (schedule, replicas) == ("grouped", 1) else [pytest.mark.slow],
-        )
+        (schedule, replicas)
         for schedule in ("1f1b", "grouped", "sequential", "gpipe", "zero_bubble")
         for replicas in (1, 2)
     ],
@@ -189,6 +189,7 @@ def test_stages(schedule, replicas):
         cases.assert_same(found, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.shipped_compiler
 def test_stages_keep_less(strategy):
     """What waits for its backward are the inputs of a stage, or of its segments."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -72,8 +73,19 @@ LAYOUTS = {
     "pipeline in halves": {"devices": 2, "replicas": 1, "schedule": "zero_bubble"},
     "replicas of a pipeline": {"devices": 4, "replicas": 2, "schedule": "grouped"},
 }
+# Of these, all reductions but one are slow.
+REPLICAS_IN_PARTS = ("replicas over blocks", "replicas of a pipeline")
+
+
+def case(reduction, layout):
+    is_slow = (reduction, layout) == ("running_mean", "one device") or (
+        layout in REPLICAS_IN_PARTS and reduction != "sum_then_mean"
+    )
+    return slow(reduction, layout) if is_slow else (reduction, layout)
+
+
 CASES = [
-    (reduction, layout)
+    case(reduction, layout)
     for layout in LAYOUTS
     for reduction in (
         "running_mean",

@@ -10,9 +10,10 @@ import numpy as np
 import pipeline_cases as pipes
 import pytest
 import replica_cases as replicas
-from replica_cases import REPLICAS, STEPS, momentum, slow, slow_but_for
+from replica_cases import REPLICAS, STEPS, momentum
 
 import millrace
+from case_marks import slow_but_for
 
 TWO, FOUR = [0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, 3]  # stages of `dropouts`
 # Its statistics are averaged over replicas; all else is as on one device.
@@ -25,6 +26,7 @@ def devices_of_stages(laid, replicas):
     return {each.devices for each in laid if len(each.devices) == replicas}
 
 
+@pytest.mark.slow
 def test_eight_devices_are_four_replicas_of_two_stages():
     model = replicas.pipelined(DROPOUTS, 4, TWO, 1)
     found, laid = replicas.fit_and_watch(DROPOUTS, model, 4)
@@ -59,7 +61,8 @@ def test_eight_devices_are_two_replicas_of_four_stages():
     assert devices_of_stages(laid, REPLICAS) == {(0, 4), (1, 5), (2, 6), (3, 7)}
 
 
-@pytest.mark.parametrize("name", slow_but_for(ORDERS, "looped"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ORDERS)
 def test_schedules_and_devices_change_no_bit(name):
     pipes.assert_bits(in_order(**ORDERS[name])[0], one_forward_one_backward()[0])
 
@@ -117,7 +120,8 @@ def test_pipelines_train_as_plain_keras_with_their_batches_in_one(rows):
     cases.assert_same(cases.outcome(found.model, found), cases.outcome(expected.model, expected))
 
 
-@pytest.mark.parametrize("number", [2, slow(4)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
 def test_each_row_has_the_dropout_mask_that_it_has_on_one_device(number):
     case = replicas.READS_MASKS
     model = replicas.pipelined(case, number, [0, 1], 1, **replicas.SUMS)
@@ -170,13 +174,14 @@ TIED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mapping"),
     [
         ("dense", [0, 1, 2]),
-        slow("dense", [0, 1, 0]),
-        slow("embedding", [0, 1, 2]),
-        slow("embedding", [0, 1, 0]),
+        ("dense", [0, 1, 0]),
+        ("embedding", [0, 1, 2]),
+        ("embedding", [0, 1, 0]),
     ],
 )
 def test_tied_weights(name, mapping):
@@ -253,6 +258,7 @@ MEASURED = cases.Case(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fit_with_validation_evaluate_and_predict():
     expected = pipes.run(MEASURED, pipes.accumulated(MEASURED, REPLICAS * STEPS))
     found = pipes.run(MEASURED, replicas.pipelined(MEASURED))
@@ -276,7 +282,8 @@ def evaluated_only():
     return model
 
 
-@pytest.mark.parametrize("method", [slow("none"), "list", slow("sum"), slow("mean")])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["none", "list", "sum", "mean"])
 def test_metrics_of_replicas(method):
     case, rows = replicas.STILL, cases.RAGGED
     model = replicas.pipelined(

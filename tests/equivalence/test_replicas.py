@@ -11,9 +11,10 @@ import pipeline_cases as pipes
 import pytest
 import replica_cases as replicas
 from keras import layers
-from replica_cases import EPSILON, REPLICAS, STEPS, momentum, slow, slow_but_for
+from replica_cases import EPSILON, REPLICAS, STEPS, momentum
 
 import millrace
+from case_marks import slow, slow_but_for
 
 # Replicas, and steps of each in an update. 18 batches are whole updates of some, and leave replicas
 # without a batch in the last update of others.
@@ -23,6 +24,7 @@ NOISY = cases.Case(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "steps"), SHAPES)
 def test_replicas_train_as_one_device(number, steps):
     model = replicas.replicated(NOISY, number, steps)
@@ -37,10 +39,10 @@ MODELS = [
     replicas.without_magnified_rounding(case) for case in cases.MODELS if case.name not in OTHERS
 ]
 WITH_STATISTICS = ("batchnorm-dropout", "nested", "convnet")
-QUICK = "batchnorm-dropout", "subclassed", "regularizers-constraints"
 
 
-@pytest.mark.parametrize("case", slow_but_for(MODELS, *QUICK), ids=lambda case: case.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_models(case):
     model = replicas.replicated(case)
     found = pipes.fit(case, model)
@@ -69,6 +71,7 @@ def test_replicas_train_as_plain_keras_with_their_batches_in_one(rows):
     cases.assert_same(found, fit_in_order(cases.compiled(case), case, 2 * REPLICAS * STEPS))
 
 
+@pytest.mark.slow
 def test_replicas_without_accumulation_train_as_plain_keras():
     case = cases.Case("global-batch", rows=27, compile=momentum)
     model = cases.compiled(case, pipes.strategy(4), 8)  # no option is set at all
@@ -148,7 +151,7 @@ def statistics_by_hand(x, replicas, steps):
 
 @pytest.mark.parametrize(
     ("number", "steps", "rows"),
-    [slow(2, 1, 24), slow(4, 1, 32), (2, 2, 32), (2, 1, 20), (2, 1, 22)],
+    [slow(2, 1, 24), slow(4, 1, 32), (2, 2, 32), (2, 1, 20), slow(2, 1, 22)],
     ids=["two", "four", "accumulated", "one-without-a-batch", "one-with-a-smaller-batch"],
 )
 def test_moving_statistics_are_averaged_over_replicas_once_per_update(number, steps, rows):
@@ -171,6 +174,7 @@ def shares():
     )
 
 
+@pytest.mark.slow
 def test_what_replicas_without_a_batch_compute_counts_nowhere():
     case = cases.Case("shares", shares, rows=20, compile=momentum)
     model = replicas.replicated(case, 8, 1)
@@ -208,6 +212,7 @@ def test_optimizers(name):
     replicas.assert_copies_agree(model, REPLICAS)
 
 
+@pytest.mark.slow
 def test_an_infinity_of_one_replica_skips_the_update_of_all():
     def with_infinity(rows):
         data = cases.table(rows)
@@ -224,6 +229,7 @@ def test_an_infinity_of_one_replica_skips_the_update_of_all():
     replicas.assert_copies_agree(model, REPLICAS)
 
 
+@pytest.mark.slow
 def test_sum_adds_the_gradients_of_all_batches():
     case = cases.Case("sum", rows=32, compile=cases.optimizer("SGD", 0.02))
     model = replicas.replicated(case, **replicas.SUMS)
@@ -328,6 +334,7 @@ def test_evaluate_and_predict_give_what_plain_keras_gives(steps_per_execution):
         )
 
 
+@pytest.mark.slow
 def test_single_batches_are_updates_of_their_own():
     """One replica has the batch; the others' statistics, seeds and counters stay out of it."""
     case = cases.Case("on-batch", cases.normalized)
@@ -347,7 +354,8 @@ def test_single_batches_are_updates_of_their_own():
 SIZES = [3, 1, 4, 3, 1, 4, 4]
 
 
-@pytest.mark.parametrize("sizes", [SIZES, slow(SIZES[:-1]), slow([3, 1, 4, 2, 2, 2, 5, 4])])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[:-1], [3, 1, 4, 2, 2, 2, 5, 4]])
 def test_batches_of_changing_numbers_of_rows(sizes):
     """Within an update, and within a step of the replicas."""
     case = cases.Case("rows", cases.noisy, rows=24, compile=momentum)
@@ -483,6 +491,7 @@ def test_the_reduction_of_metrics_changes_between_fits():
         )
 
 
+@pytest.mark.slow
 def test_a_test_step_and_a_predict_step_of_ones_own():
     class Own(cases.OwnTestStep):
         def predict_step(self, state, data):

@@ -9,9 +9,11 @@ import pipeline_cases as pipes
 import pytest
 import replica_cases as replicas
 from keras import layers
-from replica_cases import EPSILON, REPLICAS, STEPS, momentum, slow, slow_but_for
+from replica_cases import EPSILON, REPLICAS, STEPS, momentum
 
 import millrace
+
+pytestmark = pytest.mark.slow
 
 STATE = {"replicated_optimizer_state_sharding": True}
 WEIGHTS = {"replicated_weight_sharding": True}
@@ -73,7 +75,7 @@ def unsharded(case, number=REPLICAS, steps=STEPS):
     return pipes.fit(case, replicas.replicated(case, number, steps))
 
 
-@pytest.mark.parametrize("name", slow_but_for(OPTIMIZERS, "global-clipnorm", "muon"))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_update_shares_as_they_update_the_whole(name):
     """Clipping, loss scales and matrix optimizers look at more than a share."""
     model = replicas.replicated(WIDE[name], replication=BOTH)
@@ -91,7 +93,7 @@ def assert_shares(variables, number):
 
 @pytest.mark.parametrize(
     ("number", "sharding"),
-    [(2, "state"), (2, "weights"), slow(2, "both"), *(slow(8, name) for name in SHARDINGS)],
+    [(number, name) for number in (2, 8) for name in SHARDINGS],
 )
 def test_each_device_holds_its_share(number, sharding):
     case, options = WIDE["adam"], SHARDINGS[sharding]
@@ -103,7 +105,7 @@ def test_each_device_holds_its_share(number, sharding):
         assert_shares(model.trainable_variables, number)
 
 
-@pytest.mark.parametrize("number", [slow(3), slow(5), 4])
+@pytest.mark.parametrize("number", [3, 5, 4])
 @pytest.mark.exhaustive
 def test_axes_that_replicas_do_not_divide(number):
     """Hidden layers of 8 and 1 on four replicas, which leave a vector of one number whole."""
@@ -209,9 +211,7 @@ def test_pipelines_share_out_each_stage(setter):
         assert sum(each.held for each in stage) <= whole / REPLICAS * 1.05
 
 
-@pytest.mark.parametrize(
-    "name", [slow("global-clipnorm"), slow("ema"), slow("muon"), "loss-scaling"]
-)
+@pytest.mark.parametrize("name", ["global-clipnorm", "ema", "muon", "loss-scaling"])
 @pytest.mark.exhaustive
 def test_optimizers_of_pipelines(name):
     model = replicas.pipelined(WIDE[name], replication=BOTH)
@@ -238,7 +238,7 @@ def test_tied_weights_of_pipelines(mapping):
     cases.assert_same(pipes.fit(case, model), unsharded(case))
 
 
-@pytest.mark.parametrize("sharding", ["state", slow("both")])
+@pytest.mark.parametrize("sharding", ["state", "both"])
 def test_gradients_cross_replicas_once_per_update(monkeypatch, sharding):
     """A share of the sum goes to each replica, and the new weights come back from it."""
 

@@ -1,19 +1,17 @@
 """What leaves the programs of replicas is what leaves those of one device, batch by batch."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import millrace
-from millrace.fit.controller import controller_of
-from millrace.options import TapRequest
-from millrace.records.tensors import STATISTICS
-from millrace.taps.outfeed import OutfeedQueue
+from case_marks import slow
+from millrace.base.options import TapRequest
+from millrace.base.records.tensors import STATISTICS
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.fit.controller import controller_of
 
-SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 8
 
@@ -78,8 +76,9 @@ def watched(model, batches, taps=EVERYTHING):
     return listener
 
 
-@pytest.mark.parametrize("batches", [13, SLOW(12)])  # the last update of 13 has one batch
-@pytest.mark.parametrize("replicas", [2, SLOW(4)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", [13, 12])  # the last update of 13 has one batch
+@pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_report_each_batch_as_one_device_does(replicas, batches):
     one = watched(make_model(1, 4, 2), batches)
     many = watched(make_model(replicas, 4 // replicas, 2), batches)
@@ -109,7 +108,8 @@ def test_what_a_layer_enqueues_arrives_once_for_each_round(replicas):
     assert queue.dequeue()["z"].shape == (0, *rounds[1:], ROWS, 16)
 
 
-@pytest.mark.parametrize("replicas", [1, SLOW(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_watching_changes_no_weight(replicas):
     plain, looked_at = (make_model(replicas, 2, 2) for _ in range(2))
     plain.fit(*make_data(8), batch_size=ROWS, shuffle=False, verbose=0)
@@ -118,7 +118,7 @@ def test_watching_changes_no_weight(replicas):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, slow(2)])
 def test_a_halted_update_is_not_applied(replicas):
     """Batch 5 of 12 has a NaN: of the updates of two batches, two are applied."""
     x, y = make_data(12)

@@ -1,11 +1,29 @@
 """Every case of the table: losses, metrics, weights, statistics, seeds and optimizer state."""
 
 import functools
+import itertools
 
 import cases
 import keras
 import numpy as np
 import pytest
+
+from case_marks import slow_but_for, with_marks
+
+SLOW = (
+    "deferred",
+    "batchnorm-dropout",
+    "dict-inputs-outputs",
+    "nested",
+    "subclassed",
+    "lstm",
+    "stateful-lstm",
+    "masked-embedding",
+    "attention",
+    "add-loss",
+    "own-compute-loss",
+    "own-compute-metrics",
+)
 
 
 @functools.cache
@@ -18,7 +36,9 @@ def by_name(name):
     return case
 
 
-@pytest.mark.parametrize("case", cases.MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", with_marks(cases.MODELS, slow=SLOW, quick=("sequential",)), ids=lambda case: case.name
+)
 def test_models(strategy, case):
     found, expected = cases.train(case, strategy, 3), plain(case)
     cases.assert_same(found, expected, case.tolerance)
@@ -35,14 +55,31 @@ def test_models(strategy, case):
     cases.assert_same_variables(*map(cases.variables_of, (found.model, expected.model)))
 
 
-@pytest.mark.parametrize("case", cases.OPTIONS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    with_marks(
+        cases.OPTIONS,
+        slow=("stateful-metrics", "weighted-metrics", "loss-weights", "bfloat16-normalized"),
+        quick=("validation-data",),
+    ),
+    ids=lambda case: case.name,
+)
 def test_options(strategy, case):
     cases.assert_same(cases.train(case, strategy, 3), plain(case), case.tolerance)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2, 100])
 @pytest.mark.parametrize(
-    "name", ["batchnorm-dropout", "convnet", "own-compute-metrics", "own-accumulation"]
+    ("name", "steps_per_execution"),
+    slow_but_for(
+        itertools.product(
+            ("batchnorm-dropout", "convnet", "own-compute-metrics", "own-accumulation"),
+            (1, 2, 100),
+        ),
+        ("batchnorm-dropout", 100),
+        ("convnet", 2),
+        ("own-compute-metrics", 100),
+        ("own-accumulation", 100),
+    ),
 )
 def test_the_steps_of_an_execution_change_no_result(strategy, name, steps_per_execution):
     case = by_name(name)
@@ -87,6 +124,7 @@ def test_a_second_fit_goes_on_where_the_first_one_ended(strategy):
     cases.assert_same(outcomes[1], outcomes[0])
 
 
+@pytest.mark.slow
 def test_attaching_a_trained_model_goes_on_where_plain_training_ended(strategy):
     case = by_name("batchnorm-dropout")
     outcomes = []
@@ -97,6 +135,7 @@ def test_attaching_a_trained_model_goes_on_where_plain_training_ended(strategy):
     cases.assert_same(outcomes[1], outcomes[0])
 
 
+@pytest.mark.slow
 def test_trainable_and_frozen_variables_can_mix(strategy):
     """A frozen part that is thawed: more trainable variables, another optimizer state."""
     case = by_name("nested")

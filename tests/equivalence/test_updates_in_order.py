@@ -7,8 +7,8 @@ import pytest
 from keras import layers, ops
 
 import millrace
-from millrace.fit import functions
-from millrace.plan import Recompute
+from millrace.programs.plan import Recompute
+from millrace.run.fit import functions
 
 
 class DividedByTheNorm(keras.optimizers.SGD):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from keras import callbacks, layers, ops
 
+from case_marks import with_marks
+
 RTOL = ATOL = 2e-6
 RANDOM = np.random.default_rng(2)
 X = RANDOM.normal(size=(22, 3)).astype("float32")
@@ -309,7 +311,18 @@ def run(scene, strategy, steps=1):
     return jax.tree.map(np.asarray, scene(builder(strategy, steps)))
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+SLOW = (
+    "steps_that_hand_on_their_arguments",
+    "layers_frozen_between_fits",
+    "class_weight_and_a_ragged_batch",
+    "a_metric_with_state",
+    "several_outputs",
+    "numbers_of_unusual_dtypes",
+    "clones_of_a_trained_model",
+)
+
+
+@pytest.mark.parametrize("scene", with_marks(SCENES, slow=SLOW), ids=lambda scene: scene.__name__)
 def test_scene(scene, strategy):
     expected = run(scene, None)
     found = run(scene, strategy, 3)

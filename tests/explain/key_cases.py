@@ -4,10 +4,10 @@ import jax
 import keras
 import numpy as np
 
-from millrace.devices import DeviceGroup
-from millrace.explain.key import key_of
-from millrace.options import Accumulation, Replication
-from millrace.plan import BatchSpec, Mode, Plan
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import Accumulation, Replication
+from millrace.compilation.explain.key import key_of
+from millrace.programs.plan import BatchSpec, Mode, Plan
 
 OBJECTS = (("strategy", "number 1"), ("model object", "number 1"), ("compile() calls", "1"))
 

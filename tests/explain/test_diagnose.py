@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from key_cases import OBJECTS, batch, compiled, key, small_model
 
-from millrace.devices import DeviceGroup
-from millrace.explain.diagnose import FIRST, explain
-from millrace.explain.key import key_of_call
-from millrace.options import (
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import (
     Accumulation,
     MetricReduction,
     Offload,
@@ -23,8 +21,12 @@ from millrace.options import (
     Replication,
     TapRequest,
 )
-from millrace.plan import Recompute
-from millrace.records.compilation import Aspect, ProgramKey
+from millrace.base.records.compilation import Aspect, ProgramKey
+from millrace.compilation.explain.diagnose import FIRST, explain
+from millrace.compilation.explain.key import key_of_call
+from millrace.programs.plan import Recompute
+
+pytestmark = pytest.mark.quick
 
 FILE = os.path.basename(__file__)
 SCALE = 2.0

@@ -4,10 +4,11 @@ import functools
 import importlib.metadata
 import io
 import os
+import pathlib
 import re
+import runpy
 import subprocess
 import sys
-import textwrap
 import types
 
 import jax
@@ -19,14 +20,15 @@ import pytest
 import rich
 from key_cases import batch, compiled, small_model
 
-import millrace
-from millrace.explain import values as values_module
-from millrace.explain import walk as walk_module
-from millrace.explain.fingerprint import describe, describe_model, describe_state
-from millrace.explain.key import key_of_call
-from millrace.options import Accumulation
-from millrace.plan import Mode
-from millrace.records.compilation import Aspect
+from millrace.base.options import Accumulation
+from millrace.base.records.compilation import Aspect
+from millrace.compilation.explain import value_text as values_module
+from millrace.compilation.explain import walk as walk_module
+from millrace.compilation.explain.fingerprint import describe, describe_model, describe_state
+from millrace.compilation.explain.key import key_of_call
+from millrace.programs.plan import Mode
+
+pytestmark = pytest.mark.quick
 
 SCALE = 2.0
 TEST = "test_values_are_written_as_their_user_would"
@@ -500,45 +502,15 @@ def test_attention_has_its_heads():
     assert "use_causal_mask" in fields["connections in model"]
 
 
-SCRIPT = """
-    NAMES = {"a", "b", "c", "d"}  # whose order is another one in each process
-
-    class Named(keras.layers.Layer):
-        def __init__(self, names):
-            super().__init__()
-            self.names = names
-
-        def call(self, x):
-            return x * len(self.names & NAMES) if x.ndim in {1, 2, 3} else x
-
-    def keys():
-        model = key_cases.small_model(layer=Named({"x", "y", "a"}), metrics=["mae"])
-        call = key_of_call("f", jax.jit(lambda x: x * len(NAMES)), (np.ones(3),), {})
-        key = key_cases.key(model)
-        return key.digest, call.digest, key.is_complete, call.is_complete
-"""
-IMPORTS = """
-    import os
-    os.environ["KERAS_BACKEND"] = "jax"
-    import jax, keras, key_cases, numpy as np
-    from millrace.explain.key import key_of_call
-"""
-
-
-def test_keys_are_equal_in_all_processes():
-    script = textwrap.dedent(SCRIPT)
-    here = {"keras": keras, "key_cases": key_cases, "jax": jax, "np": np, "__name__": "__main__"}
-    here["key_of_call"] = key_of_call
-    exec(compile(script, "<string>", "exec"), here)
-    paths = [os.path.dirname(__file__), os.path.dirname(millrace.__path__[0])]
+@pytest.mark.slow
+def test_keys_are_equal_in_all_processes(capsys):
+    script = pathlib.Path(__file__).parent / "keys_script.py"
+    runpy.run_path(str(script), run_name="__main__")
+    here = capsys.readouterr().out
     there = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"{textwrap.dedent(IMPORTS)}{script}print(*keys())"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+        [sys.executable, "-W", "ignore", str(script)], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    assert there.split() == list(map(str, here["keys"]()))
+    assert there == here
     assert there.endswith("True True\n")
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.compilation.explain.program_difference import difference
 from millrace.errors import OptionError
-from millrace.explain.program_difference import difference
+
+pytestmark = pytest.mark.quick
 
 X = np.ones((2, 3), np.float32)
 

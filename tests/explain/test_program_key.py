@@ -8,12 +8,14 @@ import pytest
 from key_cases import OBJECTS, batch, key, plan_for, small_model
 
 from millrace._compat.jax_tracing import jax_options
-from millrace.devices import DeviceGroup
-from millrace.explain.fingerprint import describe_model
-from millrace.explain.key import key_of, key_of_call, versions
-from millrace.options import Accumulation
-from millrace.plan import BatchSpec, Mode
-from millrace.records.compilation import Aspect
+from millrace.base.devices import DeviceGroup
+from millrace.base.options import Accumulation
+from millrace.base.records.compilation import Aspect
+from millrace.compilation.explain.fingerprint import describe_model
+from millrace.compilation.explain.key import key_of, key_of_call, versions
+from millrace.programs.plan import BatchSpec, Mode
+
+pytestmark = pytest.mark.quick
 
 
 def named(found, aspect):

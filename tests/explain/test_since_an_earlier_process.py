@@ -8,10 +8,12 @@ import pytest
 from keras import layers
 
 import millrace
-import millrace.cache.use as cache
+import millrace.compilation.cache.use as cache
 from millrace._compat import jax_cache
-from millrace.compiling.sharing import sharing
-from millrace.explain.diagnose import history
+from millrace.compilation.executables.sharing import sharing
+from millrace.compilation.explain.diagnose import history
+
+pytestmark = pytest.mark.quick
 
 X, Y = np.ones((12, 4), "float32"), np.ones((12, 1), "float32")
 FIRST = "first compilation"
@@ -46,11 +48,13 @@ def process(monkeypatch, tmp_path):
     jax_cache.uninstall()
 
 
+@pytest.mark.slow
 def test_an_unrelated_script_with_a_model_of_the_same_name(process):
     assert process("/home/a/train.py", dense) == (FIRST, "")
     assert process("/home/a/other.py") == (FIRST, "")
 
 
+@pytest.mark.slow
 def test_the_same_script_whose_model_has_changed(process):
     process("/home/a/train.py", dense, lambda: layers.Dropout(0.1))
     cause, remedy = process("/home/a/train.py", dense)

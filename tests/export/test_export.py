@@ -15,12 +15,13 @@ import pytest
 from keras import layers, ops
 
 import millrace
-from millrace.compiling.sharing import sharing
+from case_marks import slow, with_marks
+from millrace.base.records.compilation import Origin
+from millrace.compilation.executables.sharing import sharing
+from millrace.compilation.explain.diagnose import history
+from millrace.compilation.export import file as export_file
+from millrace.compilation.export import read_ahead
 from millrace.errors import OptionError
-from millrace.explain.diagnose import history
-from millrace.export import file as export_file
-from millrace.export import read_ahead
-from millrace.records.compilation import Origin
 
 SCALE = 2.0
 RNG = np.random.default_rng(0)
@@ -260,7 +261,18 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+SLOW = (
+    "clipping",
+    "two attributes",
+    "another optimizer",
+    "a variable more",
+    "a layer without variables",
+    "loss weights",
+    "sample weights",
+)
+
+
+@pytest.mark.parametrize("name", with_marks(CHANGES, slow=SLOW))
 def test_what_differs_is_compiled(exported, name, caplog):
     directory, _ = exported
     changed = run(directory, **CHANGES[name])
@@ -541,15 +553,15 @@ def pipelined(tmp_path_factory):
 
 def test_a_pipeline_is_not_traced(pipelined, monkeypatch):
     directory, plain = pipelined
-    monkeypatch.setattr("millrace.pipelines.programs.stages.split_step", None)
-    monkeypatch.setattr("millrace.pipelines.programs.stages.make_passes", None)
+    monkeypatch.setattr("millrace.run.pipelines.programs.stages.split_step", None)
+    monkeypatch.setattr("millrace.run.pipelines.programs.stages.make_passes", None)
     loaded = pipeline(directory)
     assert origins(loaded[0]) == {Origin.LOADED}
     assert sum(record.trace_seconds for record in loaded[0].compile_log) == 0
     assert same(loaded, plain)
 
 
-@pytest.mark.parametrize("change", [{"stages": (0, 1, 1, 1)}, {"clipnorm": 0.1}])
+@pytest.mark.parametrize("change", [{"stages": (0, 1, 1, 1)}, slow({"clipnorm": 0.1})])
 def test_another_pipeline_is_compiled(pipelined, change):
     changed = pipeline(pipelined[0], **change)
     training = [r.origin for r in changed[0].compile_log if r.program.startswith("train_backward")]
@@ -579,35 +591,12 @@ def test_a_pipeline_without_what_is_known_of_its_stages(pipelined, tmp_path):
     assert same(result, plain)
 
 
-SCRIPT = """
-import json, sys
-import millrace
-import keras
-import numpy as np
-
-directory, loads, offset = sys.argv[1], sys.argv[2] == "load", float(sys.argv[3])
-
-class Shifted(keras.layers.Layer):
-    def call(self, x):
-        return x + offset
-
-keras.utils.set_random_seed(0)
-strategy = millrace.Strategy(devices=1)
-count = strategy.load_executables(directory) if loads else 0
-with strategy.scope():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, "tanh"), Shifted()])
-model.compile("adam", "mse", steps_per_execution=4)
-x = np.random.RandomState(0).rand(32, 8).astype("float32")
-losses = model.fit(x, x[:, :4], batch_size=8, epochs=2, verbose=0).history["loss"]
-if not loads:
-    count = strategy.export_executables(directory)
-print(json.dumps([losses, count, [r.origin.value for r in strategy.compile_log]]))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "export_script.py"
 
 
 def in_process(directory, what, offset=1.0, cache="off"):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(directory), what, str(offset)],
+        [sys.executable, str(SCRIPT), str(directory), what, str(offset)],
         env={**os.environ, "MILLRACE_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
@@ -618,6 +607,7 @@ def in_process(directory, what, offset=1.0, cache="off"):
     return *json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.slow
 def test_another_process(tmp_path):
     losses, count, origins, _ = in_process(tmp_path, "export")
     assert (count, origins) == (1, ["compiled"])
@@ -628,6 +618,7 @@ def test_another_process(tmp_path):
     assert "`offset`" in errors
 
 
+@pytest.mark.slow
 def test_what_was_read_from_the_cache_is_exported_whole(tmp_path):
     """XLA for CPU writes only a part of what it has read."""
     cache, export = tmp_path / "cache", tmp_path / "export"

@@ -6,8 +6,9 @@ import struct
 import jax
 import pytest
 
-from millrace.cache.entry import DamagedEntryError
-from millrace.export.file import (
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.compilation.cache.entry import DamagedEntryError
+from millrace.compilation.export.file import (
     EXECUTABLE,
     Header,
     differences,
@@ -16,7 +17,6 @@ from millrace.export.file import (
     read_header,
     unpack,
 )
-from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 KEY = ProgramKey(
     "net",

@@ -2,9 +2,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
+from millrace.base.devices import DeviceGroup
 from millrace.errors import DataError
-from millrace.feeds.block import (
+from millrace.programs.feeds.block import (
     ALIGNMENT,
     Block,
     Destination,
@@ -12,7 +12,9 @@ from millrace.feeds.block import (
     empty_block,
     part_of_block,
 )
-from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
+from millrace.programs.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
+
+pytestmark = pytest.mark.quick
 
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 TWO_REPLICAS = Destination(DeviceGroup(tuple(jax.devices("cpu")[:2])))
@@ -63,7 +65,7 @@ def test_replicas_without_a_batch_in_a_round_compute_with_zeros(monkeypatch):
             leaf.fill(7)
         return leaves
 
-    monkeypatch.setattr("millrace.feeds.blocks.empty_block", used_memory)
+    monkeypatch.setattr("millrace.programs.feeds.blocks.empty_block", used_memory)
     source = iter(batches([4, 3, 3, 3]))
     bounds = shape(multiples=(4, 2), replicas=2)
     found = list(stacked_blocks(source, [4], bounds, TWO_REPLICAS))

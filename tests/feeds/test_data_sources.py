@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from case_marks import slow
 from own_threads import own_threads
 
 RTOL = ATOL = 1e-6  # float32, compiled into other programs
@@ -210,6 +211,7 @@ def test_pandas(strategy):
     assert_close(*predictions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csr_matrix", "coo_matrix"])
 def test_scipy_sparse(strategy, kind):
     sparse = pytest.importorskip("scipy.sparse")
@@ -429,7 +431,7 @@ def test_tf_data_shuffled_with_a_seed(strategy):
     )
 
 
-@pytest.mark.parametrize("kind", ["map", "iter", "loader"])
+@pytest.mark.parametrize("kind", [slow("map"), "iter", "loader"])
 def test_grain(strategy, kind):
     grain = pytest.importorskip("grain")
     x, y = rows()

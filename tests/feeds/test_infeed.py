@@ -5,11 +5,13 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
-from millrace.feeds.block import Destination
-from millrace.feeds.blocks import BlockShape, stacked_blocks
-from millrace.feeds.infeed import Infeed
+from millrace.base.devices import DeviceGroup
+from millrace.programs.feeds.block import Destination
+from millrace.programs.feeds.blocks import BlockShape, stacked_blocks
+from millrace.programs.feeds.infeed import Infeed
 from own_threads import own_threads
+
+pytestmark = pytest.mark.quick
 
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat
 from millrace.errors import DataError, OptionError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from own_threads import own_threads
 
 

@@ -85,6 +85,7 @@ def test_the_logs_of_a_step_are_those_of_one_step_per_execution(strategy, rows, 
                 np.testing.assert_allclose(delivered[step][key], value, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_steps_arrive_while_the_execution_runs(strategy):
     """When the first step is delivered, the weights after the last one do not exist yet."""
     ready = []

@@ -10,7 +10,7 @@ import pytest
 
 import millrace
 from millrace.errors import DataError, NonFiniteError
-from millrace.feeds import waiting
+from millrace.programs.feeds import waiting
 
 ROWS = 4
 X, Y = np.ones((ROWS, 4), "float32"), np.ones((ROWS, 1), "float32")

@@ -18,6 +18,8 @@ from millrace.errors import (
 )
 from own_threads import own_threads
 
+pytestmark = pytest.mark.quick
+
 
 def build(cls=keras.Sequential, optimizer="sgd", **options):
     model = cls([keras.Input((4,)), keras.layers.Dense(1)])

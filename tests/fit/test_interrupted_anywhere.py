@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace import interrupts
 from millrace._compat.patches import patches_in
+from millrace.base import interrupts
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X[:, :1].copy()

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.feeds import infeed
+from millrace.programs.feeds import infeed
 
 X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 SLOW_SECONDS = 60.0  # for a batch: nobody may wait for it

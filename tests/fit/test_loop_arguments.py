@@ -1,7 +1,5 @@
-"""What fit, evaluate, predict and memory_report say to data and sizes that nothing trains with."""
+"""What fit, evaluate, predict and memory_report say to sizes that nothing trains with."""
 
-import itertools
-import pathlib
 import subprocess
 import sys
 
@@ -13,7 +11,6 @@ import millrace
 from millrace.errors import DataError, OptionError
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
-TEXT = np.array(list("abcdefgh"))
 
 
 @pytest.fixture(scope="module")
@@ -76,114 +73,6 @@ def test_numbers_of_numpy_are_numbers(strategy):
     assert after.loop_seconds - before.loop_seconds > compiling > 0
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda m: m.fit(TEXT, Y),
-            r"x is an array of text \(dtype <U1, shape \(8,\)\).*np.unique\(x",
-        ),
-        (lambda m: m.fit(X, TEXT), r"y is an array of text.*np.unique\(y, return_inverse=True\)"),
-        (lambda m: m.fit(X, TEXT.astype("S")), "y is an array of text"),
-        (lambda m: m.fit(X, TEXT.astype(object)), "y is an array of text"),
-        (lambda m: m.evaluate(X, TEXT), "y is an array of text"),
-        (lambda m: m.predict(TEXT), "x is an array of text"),
-        (lambda m: m.predict({"a": X, "b": TEXT}), "x is an array of text"),
-        (
-            lambda m: m.fit(np.array([[1], [1, 2]], object), Y[:2]),
-            r"x is an array of Python objects.*one length.*np.asarray\(x, 'float32'\)",
-        ),
-        (
-            lambda m: m.fit(np.zeros(8, "datetime64[D]"), Y),
-            r"x is an array of dates.*x.astype\('datetime64\[s\]'\)",
-        ),
-        (lambda m: m.fit(np.zeros(8, "timedelta64[s]"), Y), r"x is an array of time spans.*x / np"),
-        (lambda m: m.fit(X[:0], Y[:0]), r"x has no rows: its shape is \(0, 3\)"),
-        (lambda m: m.fit(X, Y[:0]), r"y has no rows: its shape is \(0, 1\)"),
-        (lambda m: m.predict(X[:0]), "x has no rows"),
-        (
-            lambda m: m.fit(X, Y, validation_data=(X, TEXT)),
-            "y of validation_data is an array of tex",
-        ),
-        (lambda m: m.fit(X, Y, validation_data=(X[:0], Y)), "x of validation_data has no rows"),
-        (
-            lambda m: m.fit(X.tolist(), Y),
-            r"x is a list of Python numbers.*np.asarray\(x, 'float32'\)",
-        ),
-        (lambda m: m.fit(X, [1.0] * 8), "y is a list of Python numbers"),
-        (lambda m: m.fit(X), r"fit\(\) was given no targets, and loss='mse' of 'net'.*Pass y"),
-        (lambda m: m.evaluate(X), r"evaluate\(\) was given no targets"),
-        (lambda m: m.fit((X, Y)), r"no targets.*Pass y, which fit\(\*x\) does if x is \(data"),
-        (lambda m: m.fit([(X, Y)]), r"no targets.*from a generator: \(batch for batch in x\)"),
-        (lambda m: m.train_on_batch(X), r"train_on_batch\(\) was given no targets.*Pass y"),
-        (lambda m: m.test_on_batch(X), r"test_on_batch\(\) was given no targets"),
-        (
-            lambda m: m.fit(X, Y, validation_data=X),
-            r"validation_data of fit\(\) was given no targets.*Set validation_data=\(x, y\)",
-        ),
-        (lambda m: m.fit(X, Y, validation_data=(X, None)), "validation_data.* no targets"),
-        (
-            lambda m: m.fit(X, Y, validation_data=(X, Y, Y, Y)),
-            r"validation_data must be \(x, y\) or.*Received: a tuple of 4",
-        ),
-        (
-            lambda m: m.fit(X, Y, validation_data=(X, Y[:3])),
-            "validation_data have different numbers of rows: 8 in x, 3 in y",
-        ),
-        (lambda m: m.fit(X, Y, validation_data=True), "validation_data is True"),
-    ],
-)
-def test_data_that_no_model_trains_with(model, call, message):
-    with pytest.raises(DataError, match=message):
-        call(model)
-    assert not model.built
-
-
-@pytest.mark.parametrize("nothing", [None, [], {}])
-@pytest.mark.parametrize("call", ["fit", "evaluate", "predict", "train_on_batch"])
-def test_no_data(model, call, nothing):
-    with pytest.raises(DataError, match=rf"{call}\(\) was given no data: x=.* Pass x, an array"):
-        getattr(model, call)(nothing)
-    with pytest.raises(DataError, match=rf"{call}\(\) was given no data: x=None") as caught:
-        getattr(model, call)(**({} if call in ("fit", "evaluate") else {"x": None}))
-    assert not model.built, caught
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (3, "is 3, a single value.*one row for each sample"),
-        (np.float32(3), r"is np.float32\(3.0\), a single value"),
-        (np.ones(()), r"is one number: its shape is \(\)"),
-        ("data.csv", r"is the text 'data.csv'.*Load the file first, with np.load"),
-        (pathlib.Path("data.csv"), "is the path 'data.csv'.*Load the file first"),
-        (lambda: X, r"is the function '<lambda>'.*Call it"),
-        (keras.utils.PyDataset, r"is the class PyDataset.*object of it: PyDataset\(\.\.\.\)"),
-        (range(8), r"is a range.*np.asarray\(list\("),
-        (
-            zip([X], [Y], strict=True),
-            r"is an object of type zip.*Pass a(n array| generator: \(batch for)",
-        ),
-        (iter([(X, Y)]), "is an object of type list_iterator"),
-        (itertools.repeat((X, Y)), "is an object of type repeat"),
-    ],
-)
-@pytest.mark.parametrize("name", ["x", "y", "sample_weight"])
-def test_objects_that_hold_no_batches(model, name, given, message):
-    with pytest.raises(DataError, match=f"^{name} {message}"):
-        model.fit(**{"x": X, "y": Y, "verbose": 0, name: given})
-    assert not model.built
-
-
-@pytest.mark.parametrize("given", [0, -1, 2.5, "8", True])
-@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
-def test_a_batch_size_that_is_no_number_of_rows(model, call, given):
-    data = (X,) if call == "predict" else (X, Y)
-    with pytest.raises(OptionError, match=r"batch_size must be .*at least 1\. Received: "):
-        getattr(model, call)(*data, batch_size=given, verbose=0)
-    assert not model.built
-
-
 @pytest.mark.parametrize("batch", [X, (X,), ((8, 3), "float32")])
 def test_a_memory_report_without_targets(strategy, model, batch):
     with pytest.raises(DataError, match=r"memory_report\(\) was given no targets.*\(x\[:32\], y"):
@@ -222,6 +111,7 @@ def test_losses_of_some_outputs_only(strategy):
     assert model.fit(X, {"a": Y, "b": None}, verbose=0).history["loss"][0] >= 0
 
 
+@pytest.mark.slow
 def test_a_model_with_boundaries_needs_millrace_to_load(strategy, tmp_path):
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), millrace.layers.RecomputationCheckpoint()])

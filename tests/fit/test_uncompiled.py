@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from for_versions import needs_keras
 from millrace.callbacks import NaNWatch, TensorStatistics
 from millrace.errors import ModelError, PlanError
@@ -72,7 +73,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(
     "compilation",
     [
-        {"run_eagerly": True},
+        slow({"run_eagerly": True}),
         {"jit_compile": False},
         pytest.param(
             {"jit_compile": False, "steps_per_execution": 2},

@@ -5,8 +5,8 @@ import pytest
 import millrace
 from millrace.errors import OptionError, TapError
 from millrace.layers import MaybeOutfeed, Outfeed, outfeed_queues
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 ROWS, WIDTH, STEPS = 4, 6, 20
 
@@ -282,6 +282,7 @@ def test_masks_and_structures_pass(strategy):
 # Saving
 
 
+@pytest.mark.slow
 def test_a_saved_model_gets_its_queues_again(strategy, tmp_path):
     queue, many = OutfeedQueue(), MaybeOutfeedQueue()
     with strategy.scope():

@@ -16,13 +16,13 @@ import jax.numpy as jnp  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from millrace.errors import DataError  # noqa: E402
-from millrace.loops.replication import (  # noqa: E402
+from millrace.api.own_loops.replication import (  # noqa: E402
     cross_replica_mean,
     cross_replica_sum,
     current_group,
     replication_index,
 )
+from millrace.errors import DataError  # noqa: E402
 from millrace_ipu import ipu  # noqa: E402
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer  # noqa: E402
 

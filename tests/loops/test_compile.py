@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat
 from millrace.errors import DTypeError, ModelError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 
 def test_one_program_with_everything_inside(strategy):
@@ -36,7 +36,7 @@ def test_the_pattern_of_a_training_function(strategy):
         optimizer = keras.optimizers.SGD(0.01)
         infeed, losses = InfeedQueue(list(zip(x, x[..., :1], strict=True))), OutfeedQueue()
 
-    from millrace.loops.gradients import value_and_grad
+    from millrace.api.own_loops.gradients import value_and_grad
 
     @compile_function
     def train(steps, infeed, model, optimizer):

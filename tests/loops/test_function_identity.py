@@ -1,4 +1,4 @@
-from millrace.loops.log_subject import identity
+from millrace.api.own_loops.log_subject import identity
 
 FACTOR = 2
 

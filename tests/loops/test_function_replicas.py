@@ -1,14 +1,15 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
-from millrace.errors import DataError, OptionError, PlanError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat, while_loop
-from millrace.loops.replication import (
+import millrace
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.api.own_loops.replication import (
     cross_replica_mean,
     cross_replica_sum,
     in_replica,
@@ -16,7 +17,9 @@ from millrace.loops.replication import (
     replicas,
     replication_index,
 )
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.errors import DataError, DeviceError, OptionError, PlanError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 
 def numbers(count):
@@ -144,12 +147,12 @@ def test_a_while_loop_takes_no_element_that_it_does_not_use():
 def test_who_runs_a_function_says_how_many_replicas():
     train = compile_function(lambda: cross_replica_sum(jnp.float32(1)))
     assert train() == 1
-    with launching(3):
+    with launching(jax.devices()[:3]):
         assert train() == 3
         assert repeat(2, lambda x: x + replicas(), inputs=0) == 6
         with InfeedQueue(numbers(9)) as infeed:
             assert repeat(3, lambda n, x: n + cross_replica_sum(x), 0.0, infeed) == 36
-    with launching(3) as launch:
+    with launching(jax.devices()[:3]) as launch:
         launch.shards = 2
         with pytest.raises(PlanError, match=r"2 shards.*has 3 devices"):
             compile_function(lambda: 1)()
@@ -168,3 +171,17 @@ def test_dropout_differs_between_replicas():
     found = queue.dequeue()
     assert found.shape == (2, 2, 64)
     assert len({leaf.tobytes() for leaf in found.reshape(4, 64)}) == 4
+
+
+@pytest.mark.parametrize("replicas", [3, 9])
+def test_more_replicas_than_devices_are_an_error(replicas):
+    function = compile_function(lambda: 1, replicas=replicas)
+    strategy = millrace.Strategy(devices=2) if replicas == 3 else None
+    number = 2 if replicas == 3 else 8
+    message = (
+        f"{replicas} replicas of a function take a device each, and there are {number} devices. "
+        f'Set replicas={number}, or use virtual devices of a CPU: millrace.Strategy("cpu:'
+        f'{replicas}")'
+    )
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        function() if strategy is None else strategy.run(function)

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.host_loop import OnHost, require_host
+from millrace.api.own_loops.scope import enclosing_loop
 from millrace.errors import ModelError, PlanError
-from millrace.loops.host_loop import OnHost, require_host
-from millrace.loops.scope import enclosing_loop
 
 
 def test_a_function_for_the_host_is_called_as_it_is():

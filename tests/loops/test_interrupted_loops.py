@@ -52,7 +52,7 @@ class Training:
 
     def uncompiled(self, n):
         def body(x):
-            millrace.loops.host_loop.require_host()
+            millrace.api.own_loops.host_loop.require_host()
             self.body(x)
 
         millrace.repeat(n, body, infeed=self.infeed)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.compiling.log import current_log, without_strategy
-from millrace.compiling.sharing import sharing
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.base.records.compilation import Origin
+from millrace.compilation.executables.log import current_log, without_strategy
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import RecompilationError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat, while_loop
-from millrace.records.compilation import Origin
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 HERE = os.path.basename(__file__)
 ONES = np.ones(3, np.float32)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.replication import cross_replica_sum, replication_index
 from millrace.errors import DataError, ModelError, UnsupportedError
-from millrace.loops.replication import cross_replica_sum, replication_index
 
 
 def numbers(count):

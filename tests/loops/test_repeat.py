@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat
 from millrace.errors import DTypeError, LoopError, OptionError, TapError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 
 def add_one(count):

@@ -1,4 +1,7 @@
-"""Replicas on devices of their own, compared in every bit with replicas that are one batch."""
+"""Replicas of functions: what they compute is what one program computes for all of them."""
+
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -6,27 +9,21 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.errors import DataError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.gradients import value_and_grad
-from millrace.loops.repeat import repeat, while_loop
-from millrace.loops.replication import (
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.gradients import value_and_grad
+from millrace.api.own_loops.repeat import repeat, while_loop
+from millrace.api.own_loops.replication import (
     cross_replica_mean,
     cross_replica_sum,
-    current_group,
     launching,
     replicas,
     replication_index,
 )
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.errors import DataError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
-
-
-def batch_of(count):
-    """Runs functions as replicas in one batch on one device."""
-    return launching(count)
 
 
 def devices_of(count):
@@ -34,35 +31,10 @@ def devices_of(count):
     return launching(jax.devices()[:count])
 
 
-def both(run, count):
-    """Returns the results of a function that runs in both ways."""
-    results = []
-    for form, has_group in ((batch_of, False), (devices_of, True)):
-        keras.utils.set_random_seed(0)
-        with form(count):
-            assert compile_function(has_devices)() == has_group
-            results.append(jax.tree.map(np.asarray, run()))
-    return results
-
-
-def has_devices():
-    return jnp.int32(current_group() is not None)
-
-
-def assert_same_bits(run, count):
-    """Fails if the two ways differ; returns the results."""
-    return same_bits(*both(run, count))
-
-
-def same_bits(batch, devices):
-    """Fails if two results differ; returns one."""
-    leaves, tree = jax.tree.flatten(batch)
-    others, tree_of_others = jax.tree.flatten(devices)
-    assert tree == tree_of_others
-    for leaf, other in zip(leaves, others, strict=True):
-        assert (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
-        assert leaf.tobytes() == other.tobytes()
-    return devices
+def on_devices(run, count):
+    """Returns the results of a function whose functions run as replicas."""
+    with devices_of(count):
+        return jax.tree.map(np.asarray, run())
 
 
 def elements(count):
@@ -73,93 +45,137 @@ def elements(count):
     ]
 
 
-def training(optimizer, rate=0.0):
-    """Returns a function that trains a model in three runs of a program."""
+SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+OPTIMIZERS = {
+    "sgd": lambda: SGD(0.1),
+    "momentum": lambda: SGD(0.1, momentum=0.9),
+    "adam": lambda: Adam(0.01),
+    "global norm": lambda: Adam(0.01, global_clipnorm=0.1),
+}
+CALLS = (4, 2, 6)
 
-    def run():
+
+class Training:
+    """A network, and an optimizer of it."""
+
+    def __init__(self, optimizer, rate=0.0):
+        keras.utils.set_random_seed(0)
         layers = keras.layers
-        model = keras.Sequential(
+        self.model = keras.Sequential(
             [keras.Input((8,)), layers.Dense(16, "tanh"), layers.Dropout(rate), layers.Dense(4)]
         )
-        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        trained, metric, queue = optimizer(), keras.metrics.Mean(), OutfeedQueue()
+        self.optimizer, self.metric, self.queue = optimizer, keras.metrics.Mean(), OutfeedQueue()
+        optimizer.build(self.model.trainable_variables)
 
-        def body(x, y):
-            weights = model.trainable_variables
-            loss, gradients = value_and_grad(lambda: loss_of(y, model(x, training=True)), weights)
-            trained.apply(gradients, weights)
-            metric.update_state(loss)
-            queue.enqueue({"loss": loss, "weight": weights[0].value})
+    def gradients(self, x, y):
+        weights = self.model.trainable_variables
+        return value_and_grad(lambda: LOSS(y, self.model(x, training=True)), weights)
 
-        def train(n):
-            repeat(n, body, infeed=infeed)
-            return metric.result()
+    def body(self, x, y):
+        weights = self.model.trainable_variables
+        loss, gradients = self.gradients(x, y)
+        self.optimizer.apply(gradients, weights)
+        self.metric.update_state(loss)
+        self.queue.enqueue({"loss": loss, "weight": weights[0].value})
 
-        train = compile_function(train)
-        with InfeedQueue(elements(64)) as infeed:
-            results = [train(n) for n in (4, 2, 6)]
-        state = [variable.value for variable in (*model.variables, *trained.variables)]
-        return results, queue.dequeue(), state
+    def train(self, n):
+        repeat(n, self.body, infeed=self.infeed)
+        return self.metric.result()
 
-    return run
+    def run(self, count):
+        """Trains as replicas, with new elements in each step."""
+        train = compile_function(self.train)
+        with devices_of(count), InfeedQueue(elements(sum(CALLS) * count)) as self.infeed:
+            return [float(train(n)) for n in CALLS], self.queue.dequeue()
 
-
-SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
-OPTIMIZERS = {
-    "sgd": (lambda: CrossReplicaOptimizer(SGD(0.1)), 0.0),
-    "momentum": (lambda: CrossReplicaOptimizer(SGD(0.1, momentum=0.9)), 0.0),
-    "adam, dropout": (lambda: CrossReplicaOptimizer(Adam(0.01)), 0.5),
-    "no exchange": (lambda: Adam(0.01), 0.5),
-    "accumulation": (
-        lambda: AccumulatingOptimizer(CrossReplicaOptimizer(SGD(0.1, momentum=0.9)), 2),
-        0.0,
-    ),
-    "global norm": (lambda: CrossReplicaOptimizer(Adam(0.01, global_clipnorm=0.1)), 0.0),
-}
+    def state(self):
+        return [np.asarray(v) for v in (*self.model.variables, *self.optimizer.variables)]
 
 
-@pytest.mark.shipped_compiler  # the quick one computes a batch in another order
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [(name, 2) for name in OPTIMIZERS] + [("momentum", 5)])
-def test_training_has_the_bits_of_a_batch(name, count):
-    batch, devices = both(training(*OPTIMIZERS[name]), count)
-    if name == "sgd":
-        # XLA rounds `weight - rate * gradient` once in one form, and twice in the other.
-        for leaf, other in zip(jax.tree.leaves(batch), jax.tree.leaves(devices), strict=True):
-            np.testing.assert_allclose(leaf, other, rtol=2e-6, atol=2e-7)
-    else:
-        same_bits(batch, devices)
-    _, found, state = devices
-    assert found["loss"].shape == (12, count)
+def test_training_is_that_with_the_mean_of_all_gradients(name, count):
+    replicated = Training(CrossReplicaOptimizer(OPTIMIZERS[name]()))
+    means, found = replicated.run(count)
+    one, losses = Training(OPTIMIZERS[name]()), []
+
+    @compile_function
+    def step(batches):
+        parts = [one.gradients(*batch) for batch in batches]
+        gradients = [sum(of_one) / count for of_one in zip(*(g for _, g in parts), strict=True)]
+        one.optimizer.apply(gradients, one.model.trainable_variables)
+        return [loss for loss, _ in parts]
+
+    data = elements(sum(CALLS) * count)
+    for k in range(0, len(data), count):
+        losses.append(step(data[k : k + count]))
+    np.testing.assert_allclose(found["loss"], losses, rtol=2e-5)
+    np.testing.assert_allclose(means[-1], np.mean(losses, 0)[0], rtol=2e-5)
+    for value, expected in zip(replicated.state(), one.state(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-6)
     weights = found["weight"]
-    equal = (weights == weights[:, :1]).all()
-    assert equal == (name != "no exchange")
-    np.testing.assert_array_equal(state[0], weights[-1, 0])
+    assert (weights == weights[:, :1]).all()
+    np.testing.assert_array_equal(replicated.model.weights[0], weights[-1, 0])
+
+
+def test_accumulated_gradients_are_those_of_all_replicas():
+    replicated = Training(AccumulatingOptimizer(CrossReplicaOptimizer(SGD(0.1)), 2))
+    _, found = replicated.run(2)
+    weights = found["weight"]
+    assert (weights == weights[:, :1]).all()
+    changes = [bool((a != b).any()) for a, b in itertools.pairwise(weights[:, 0])]
+    assert changes == [True, False] * 5 + [True]  # after every second step
+
+
+def test_without_an_exchange_each_replica_trains_alone():
+    replicated = Training(Adam(0.01))
+    _, found = replicated.run(2)
+    alone = Training(Adam(0.01))
+    train = compile_function(alone.train)
+    with InfeedQueue(elements(2 * sum(CALLS))[::2]) as alone.infeed:
+        train(sum(CALLS))
+    np.testing.assert_allclose(found["loss"][:, 0], alone.queue.dequeue()["loss"], rtol=2e-5)
+    for value, expected in zip(replicated.state(), alone.state(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-6)
+    assert (found["weight"][:, 0] != found["weight"][:, 1]).any()
 
 
 def test_sums_have_the_order_of_the_replicas():
     values = np.random.default_rng(0).normal(size=(6, 33)).astype("float32")
+    queue = OutfeedQueue()
 
-    def run():
-        queue = OutfeedQueue()
+    def f(values):
+        own = values[replication_index()]
+        pairs, one = {"a": own, "b": (own[:7], own > 0)}, jnp.float32(replicas())
+        of_groups = [cross_replica_sum(pairs, size) for size in (None, 3, 2, 1)]
+        half = cross_replica_mean(own.astype("bfloat16"))
+        slope = jax.grad(lambda x: (cross_replica_sum(x, 3) * own).sum())(own)
+        queue.enqueue((of_groups, half, slope, cross_replica_sum(one)))
+        return cross_replica_sum(own)
 
-        def f(values):
-            own = values[replication_index()]
-            pairs, one = {"a": own, "b": (own[:7], own > 0)}, jnp.float32(replicas())
-            of_groups = [cross_replica_sum(pairs, size) for size in (None, 3, 2, 1)]
-            half = cross_replica_mean(own.astype("bfloat16"))
-            slope = jax.grad(lambda x: (cross_replica_sum(x, 3) * own).sum())(own)
-            queue.enqueue((of_groups, half, slope, cross_replica_sum(one)))
-            return cross_replica_sum(own)
-
-        return compile_function(f)(values), queue.dequeue()
-
-    total, _ = assert_same_bits(run, 6)
-    expected = values[0]
-    for row in values[1:]:
-        expected = expected + row
-    assert total.tobytes() == expected.tobytes()
+    with devices_of(6):
+        total = compile_function(f)(values)
+    of_groups, half, slope, six = jax.tree.map(lambda leaf: leaf[0], queue.dequeue())
+    assert np.asarray(total).tobytes() == in_order(values).tobytes()
+    for size, found in zip((6, 3, 2, 1), of_groups, strict=True):
+        groups = [slice(k, k + size) for k in range(0, 6, size) for _ in range(size)]
+        assert found["a"].tobytes() == np.stack([in_order(values[g]) for g in groups]).tobytes()
+        np.testing.assert_array_equal(found["b"][0], found["a"][:, :7])
+        counts = np.stack([(values[g] > 0).sum(0) for g in groups])  # of groups: whether any
+        np.testing.assert_array_equal(found["b"][1], counts if size == 6 else counts > 0)
+    np.testing.assert_allclose(half.astype("float32"), [values.mean(0)] * 6, atol=2e-2)
+    thirds = [in_order(values[:3])] * 3 + [in_order(values[3:])] * 3
+    np.testing.assert_array_equal(slope, thirds)
+    np.testing.assert_array_equal(six, [36] * 6)
 
 
+def in_order(rows):
+    """The sum of rows, one after the other."""
+    return functools.reduce(np.add, rows)
+
+
+@pytest.mark.slow
 def test_replicas_run_as_long_as_one_of_them_goes_on():
     def run():
         total = keras.Variable(np.float32(1))
@@ -178,7 +194,7 @@ def test_replicas_run_as_long_as_one_of_them_goes_on():
             results = compile_function(f)(), compile_function(f)()
             return results, queue.dequeue(), infeed.delivered
 
-    results, queue, delivered = assert_same_bits(run, 3)
+    results, queue, delivered = on_devices(run, 3)
     assert results[0][0] == 10.5
     assert queue.shape == (14, 3)
     assert delivered == 42
@@ -206,7 +222,7 @@ def test_nested_loops_and_loops_one_after_the_other():
         with InfeedQueue(numbers(80)) as infeed, InfeedQueue(numbers(40)) as others:
             return [f(n) for n in (3, 0, 5)], first.dequeue(), second.dequeue(), third.dequeue()
 
-    _, first, second, third = assert_same_bits(run, 2)
+    _, first, second, third = on_devices(run, 2)
     # The first run takes 12 elements in its inner loop and 4 after it, the second 4.
     taken = [*range(12), *range(20, 40)]
     np.testing.assert_array_equal(first, np.reshape(taken, (16, 2)))
@@ -235,12 +251,12 @@ def test_data_that_end_and_a_second_run():
             infeed.close()
             return first, arrived, f(2), queue.dequeue()
 
-    _, arrived, _, after = assert_same_bits(run, 2)
+    _, arrived, _, after = on_devices(run, 2)
     np.testing.assert_array_equal(arrived, np.arange(14).reshape(7, 2))
     np.testing.assert_array_equal(after, np.arange(4).reshape(2, 2))
 
 
-def test_variables_go_from_one_form_to_the_other():
+def test_variables_go_from_one_number_of_replicas_to_another():
     counter = keras.Variable(np.float32(0))
     seen = OutfeedQueue()
 
@@ -250,13 +266,13 @@ def test_variables_go_from_one_form_to_the_other():
         return counter.value
 
     f = compile_function(f)
-    for form, count in ((devices_of, 2), (batch_of, 2), (devices_of, 2), (devices_of, 3)):
-        with form(count):
+    for count in (2, 2, 3):
+        with devices_of(count):
             f()
-    assert f() == 5  # without replicas, of replica 0's value
+    assert f() == 4  # without replicas, of replica 0's value
     arrived = list(seen)
-    np.testing.assert_array_equal(arrived[2], [3, 6])
-    np.testing.assert_array_equal(arrived[3], [4, 5, 6])  # another number of replicas: from the 3
+    np.testing.assert_array_equal(arrived[1], [2, 4])
+    np.testing.assert_array_equal(arrived[2], [3, 4, 5])  # another number of replicas: from the 2
     counter.assign(10.0)
     with devices_of(2):
         assert f() == 11
@@ -295,13 +311,6 @@ def test_each_replica_computes_on_its_device():
     assert len(copies.sharding.device_set) == 3
 
 
-def test_more_replicas_than_devices_are_a_batch(caplog):
-    caplog.set_level("INFO", "millrace")
-    total = compile_function(lambda: cross_replica_sum(1.0 + replication_index()), replicas=11)
-    assert total() == 66
-    assert "11 replicas of a function run as a batch on one device: there are 8" in caplog.text
-
-
 def test_replicas_that_take_different_branches_exchange_all_the_same():
     def run():
         total = keras.Variable(np.float32(0))
@@ -321,8 +330,15 @@ def test_replicas_that_take_different_branches_exchange_all_the_same():
 
         return compile_function(lambda: repeat(6, body, 0))(), queue.dequeue()
 
-    _, (values, _) = assert_same_bits(run, 3)
-    assert values[1, 0] != values[1, 1]
+    _, (values, never) = on_devices(run, 3)
+    total = np.zeros(3)
+    for n in range(6):
+        total += 0.5
+        wants = n % 3 <= np.arange(3)
+        changed = np.where(wants, total + 6.0, total)
+        np.testing.assert_allclose(values[n], np.where(wants, (total + 6.0).mean(), total))
+        np.testing.assert_allclose(never[n], changed)
+        total = changed
 
 
 def test_a_loss_scale_decides_on_each_replica():
@@ -341,7 +357,10 @@ def test_a_loss_scale_decides_on_each_replica():
 
         return compile_function(lambda: repeat(3, body, 0))(), queue.dequeue()
 
-    assert_same_bits(run, 2)
+    _, (weights, scales) = on_devices(run, 2)
+    # Replica 1 leaves an update out, whose mean is infinite on replica 0, and scales by 4 then.
+    np.testing.assert_array_equal(weights, [[0, 0], [-np.inf, 0], [-np.inf, -1.5]])
+    np.testing.assert_array_equal(scales, [[8, 8], [8, 4], [8, 4]])
 
 
 def test_a_value_that_a_loop_reads_may_become_different_on_replicas():
@@ -356,5 +375,5 @@ def test_a_value_that_a_loop_reads_may_become_different_on_replicas():
         read()
         return queue.dequeue()
 
-    found = assert_same_bits(run, 2)
+    found = on_devices(run, 2)
     np.testing.assert_array_equal(found[::2], [[1, 1], [2, 3], [5, 5]])

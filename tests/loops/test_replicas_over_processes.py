@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SCRIPT = pathlib.Path(__file__).parent / "replica_script.py"
-START = "from millrace.cli.main import main; main()"
+START = "from millrace.tools.cli.main import main; main()"
 
 
 def launch(processes, devices, directory):
@@ -21,6 +21,7 @@ def launch(processes, devices, directory):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_two_processes_have_the_bits_of_one(devices, tmp_path):
     launch(1, devices, tmp_path)

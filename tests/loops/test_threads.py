@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 SECONDS = 60  # until a test gives up; none of them takes that long where nothing waits
 

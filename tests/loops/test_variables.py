@@ -3,14 +3,14 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.gradients import value_and_grad
+from millrace.api.own_loops.repeat import repeat, while_loop
 from millrace.errors import LoopError, ModelError, TapError
-from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.layers import MaybeOutfeed, Outfeed
-from millrace.loops.function import compile as compile_function
-from millrace.loops.gradients import value_and_grad
-from millrace.loops.repeat import repeat, while_loop
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 layers, optimizers = keras.layers, keras.optimizers
 STEPS = 12
@@ -74,7 +74,7 @@ CASES = {
 }
 
 
-SLOW = {"recurrent", "functional"}  # to compile
+SLOW = {"recurrent", "functional", "accumulating"}  # to compile
 
 
 def train_with_keras(make, optimizer):
@@ -194,6 +194,7 @@ def test_mixed_precision():
     assert all(v.dtype == "float32" for v in training.model.trainable_variables)
 
 
+@pytest.mark.slow
 def test_a_model_trained_in_a_loop_goes_on_in_fit(strategy):
     with strategy.scope():
         training = Training(dense, lambda: optimizers.Adam(1e-2))
@@ -270,6 +271,7 @@ def test_conditionals_of_keras_assign():
     assert (int(even.numpy()), int(odd.numpy())) == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_model_of_several_devices_runs_on_the_first():
     strategy = millrace.Strategy(devices="cpu:2")
     with strategy.scope():

@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 
+from millrace.api.own_loops.function import compile as compile_function
+from millrace.api.own_loops.repeat import repeat, while_loop
 from millrace.errors import DataError, LoopError, OptionError
-from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat, while_loop
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 
 def add_one(count):

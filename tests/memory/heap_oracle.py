@@ -5,7 +5,7 @@ import tempfile
 
 import jax
 
-from millrace.memory.hlo_proto import _fields, _last, read_buffers
+from millrace.run.memory.hlo_proto import _fields, _last, read_buffers
 
 _ALLOCATE, _FREE, _SHARE = 0, 1, 2
 

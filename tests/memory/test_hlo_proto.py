@@ -10,7 +10,7 @@ from millrace._compat.jax_executables import (
     requirement,
 )
 from millrace._compat.jax_memory import is_out_of_memory
-from millrace.memory.hlo_proto import _fields, read_buffers, read_module
+from millrace.run.memory.hlo_proto import _fields, read_buffers, read_module
 
 
 def known_program(state, batch, unused):

@@ -7,8 +7,8 @@ import pytest
 from heap_oracle import compiled_with_peak
 from jax import lax
 
-from millrace.memory.liveness import memory_profile
-from millrace.memory.owners import layer_finder
+from millrace.run.memory.liveness import memory_profile
+from millrace.run.memory.owners import layer_finder
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -113,6 +113,7 @@ def test_donated_memory_counts_once():
     assert donated.peak < plain.peak
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_keras_lstm():
     layers = [keras.layers.LSTM(32, return_sequences=True), keras.layers.LSTM(32)]
     model = keras.Sequential([keras.Input((24, 8)), *layers, keras.layers.Dense(1)])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from millrace.memory.owners import layer_finder
-from millrace.memory.passes import kind_finder
+from millrace.run.memory.owners import layer_finder
+from millrace.run.memory.passes import kind_finder
 
 kind_of = kind_finder(layer_finder(["dense", "rescaling"]), {"adam", "weight_update"})
 

@@ -15,9 +15,9 @@ from heap_oracle import compile_with_peak
 from keras import layers
 
 import millrace
-from millrace.compiling.executable import compiled_of
-from millrace.operations.groups import program_of
-from millrace.recording.program_memory import program_memory
+from millrace.compilation.executables.executable import compiled_of
+from millrace.tools.operations.groups import program_of
+from millrace.tools.recording.program_memory import program_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.shipped_compiler]
 

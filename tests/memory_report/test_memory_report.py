@@ -12,10 +12,10 @@ from rich.console import Console
 
 import millrace
 from millrace._compat.jax_executables import argument_bytes, requirement
-from millrace.compiled_loop.runner import ScanRunner
+from millrace.base.records.memory import bytes_text
 from millrace.errors import ModelError, OptionError, OutOfMemoryError, PlanError
-from millrace.pipelines.programs.executables import StageExecutables
-from millrace.records.memory import bytes_text
+from millrace.run.compiled_loop.runner import ScanRunner
+from millrace.run.pipelines.programs.executables import StageExecutables
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -126,6 +126,7 @@ def test_the_length_of_an_epoch_decides_on_blocks(strategy):
     assert len(strategy.compile_log) == 1
 
 
+@pytest.mark.slow
 def test_convolutions_are_unrolled(strategy):
     with strategy.scope():
         model = keras.Sequential(
@@ -157,6 +158,7 @@ def test_it_fits_or_not(strategy):
     assert len(strategy.compile_log) == 1
 
 
+@pytest.mark.slow
 def test_changes_that_make_it_fit_are_what_they_promise(strategy):
     model = make_model(strategy)
     whole = strategy.memory_report(model, batch()).peak
@@ -177,6 +179,7 @@ def test_changes_that_make_it_fit_are_what_they_promise(strategy):
     assert strategy.memory_report(other, batch()).peak == change.peak
 
 
+@pytest.mark.slow
 def test_changes_of_single_steps_are_what_they_promise(strategy):
     model = make_model(strategy, steps=1, layers=2)
     whole = strategy.memory_report(model, batch()).peak
@@ -189,6 +192,7 @@ def test_changes_of_single_steps_are_what_they_promise(strategy):
     assert strategy.memory_report(other, batch()).peak == change.peak
 
 
+@pytest.mark.slow
 def test_the_nearest_change_is_shown_where_none_is_enough(strategy):
     model = make_model(strategy)
     report = strategy.memory_report(model, batch(8), budget=1000)
@@ -198,6 +202,7 @@ def test_the_nearest_change_is_shown_where_none_is_enough(strategy):
     assert "nothing tried makes it fit; the nearest" in str(report)
 
 
+@pytest.mark.slow
 def test_blocks_get_shorter_where_batches_are_what_is_too_much(strategy):
     model = make_model(strategy, steps=64, layers=1, width=8)
     before = strategy.memory_report(model, batch())
@@ -290,17 +295,18 @@ def measured_peaks(strategy, monkeypatch, run):
 OLDEST = keras.__version__.startswith("3.13.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "stages", "mapping", "steps"),
     [
         ("1f1b", 2, None, 4),
         ("gpipe", 3, None, 3),
         ("zero_bubble", 2, None, 4),
-        pytest.param("zero_bubble", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
-        pytest.param("grouped", 3, None, 6, marks=pytest.mark.slow),
-        pytest.param("looped", 4, (0, 1, 0, 1), 4, marks=pytest.mark.slow),
-        pytest.param("zb_v", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
-        pytest.param("v_half", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
+        ("zero_bubble", 4, (0, 1, 1, 0), 4),
+        ("grouped", 3, None, 6),
+        ("looped", 4, (0, 1, 0, 1), 4),
+        ("zb_v", 4, (0, 1, 1, 0), 4),
+        ("v_half", 4, (0, 1, 1, 0), 4),
     ],
 )
 def test_a_pipeline_needs_what_the_report_says(schedule, stages, mapping, steps, monkeypatch):
@@ -385,6 +391,7 @@ def test_a_v_shaped_schedule_needs_less_for_micro_batches_in_flight():
     assert max(found[2]) < 0.55 * max(found[0])
 
 
+@pytest.mark.slow
 def test_a_pipeline_fits_with_smaller_micro_batches():
     strategy = millrace.Strategy(devices=2)
     model = make_model(strategy)

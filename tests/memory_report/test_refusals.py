@@ -8,7 +8,7 @@ import pytest
 
 import millrace
 from millrace.errors import PlanError
-from millrace.memory_report import refusals
+from millrace.tools.memory_report import refusals
 
 pytestmark = pytest.mark.shipped_compiler
 

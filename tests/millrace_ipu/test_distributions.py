@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,6 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = "import millrace.cli.main as cli; print(*sorted(cli.main.commands))"
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +49,13 @@ def commands(*folders):
     """The commands of `millrace` where only these folders are installed."""
     path = os.pathsep.join(map(str, folders))
     run = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", COMMANDS],
+        [sys.executable, "-S", "-P", "-m", "millrace", "--help"],
         env={**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": "jax"},
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(run.stdout.split())
+    return set(re.findall(r"^  ([a-z][\w-]+)", run.stdout.partition("Commands:")[2], re.MULTILINE))
 
 
 def test_each_wheel_has_one_package_and_its_license(wheels):

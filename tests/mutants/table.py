@@ -287,8 +287,8 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, full % shape.replicas)",
-        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, 0)",
+        "yield self._gather(rows[None], of_rest, shape.replicas, full % shape.replicas)",
+        "yield self._gather(rows[None], of_rest, shape.replicas, 0)",
     ),
     Mutant(
         "feeds",
@@ -297,8 +297,8 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "rows = order[done : done + cut.steps * cut.spec.rows]",
-        "rows = np.arange(len(order))[done : done + cut.steps * cut.spec.rows]",
+        "rows = order[done * batch_size : (done + steps) * batch_size]",
+        "rows = np.arange(len(order))[done * batch_size : (done + steps) * batch_size]",
     ),
     # What identifies a program, and why another one is compiled.
     Mutant(
@@ -376,7 +376,7 @@ MUTANTS = (
     Mutant("cache", "if total <= limit * _KEPT:", "if total <= limit * _KEPT / 2:"),
     Mutant(
         "cache",
-        "(not older_than or file.used < before) and remove(file.path)",
+        "if file.used < before:\n                remove(file.path)",
         "remove(file.path)",
     ),
     Mutant(

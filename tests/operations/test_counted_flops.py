@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from millrace._compat.jax_executables import flops, module_proto
-from millrace.memory.hlo_proto import read_module
-from millrace.operations.count import OperationCounter
+from millrace.run.memory.hlo_proto import read_module
+from millrace.tools.operations.count import OperationCounter
 
 X = np.ones((4, 12, 10, 6), np.float32)
 

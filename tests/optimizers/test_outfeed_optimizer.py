@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from millrace.errors import ModelError, OptionError, TapError
 from millrace.optimizers import OutfeedOptimizer, OutfeedOptimizerMode
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
 AFTER_COMPUTE, BEFORE_APPLY = OutfeedOptimizerMode.AFTER_COMPUTE, OutfeedOptimizerMode.BEFORE_APPLY
 ROWS, WIDTH, STEPS, RATE = 4, 6, 20, 0.1
@@ -354,7 +355,7 @@ def test_a_model_with_a_train_step_of_its_own(strategy, mode):
 # Replicas
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, slow(2)])
 @pytest.mark.shipped_compiler  # whose rounding the tolerance is made for
 def test_replicas_apply_one_gradient_and_compute_their_own(accumulation):
     found = {}
@@ -406,6 +407,7 @@ def test_gradients_of_one_stage_alone(mode):
     assert_close(queue.dequeue(), {key: expected[key] for key in KEYS[2:]})
 
 
+@pytest.mark.slow
 @pytest.mark.shipped_compiler  # whose rounding the tolerance is made for
 def test_replicas_of_a_pipeline():
     found = {}

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from millrace.base.options.checks import at_least, member_of, truth
+from millrace.base.options.table import Option, declare, entries_of, key_fields, table_of
 from millrace.errors import OptionError
-from millrace.options.checks import at_least, member_of, truth
-from millrace.options.table import Option, declare, entries_of, key_fields, table_of
+
+pytestmark = pytest.mark.quick
 
 SETTER = "set_cooking_options"
 

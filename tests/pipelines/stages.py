@@ -5,11 +5,11 @@ import keras
 import numpy as np
 from keras import layers
 
-from millrace.pipelines.assignment.calls import find_calls, leaves
-from millrace.pipelines.programs.equation_stages import Marks
-from millrace.pipelines.programs.split_step import ROLES, split_step
-from millrace.plan import Mode
-from millrace.steps.state import as_state
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import as_state
+from millrace.run.pipelines.assignment.layer_calls import find_calls, leaves
+from millrace.run.pipelines.programs.equation_stages import Marks
+from millrace.run.pipelines.programs.split_step import ROLES, split_step
 
 ROWS = 4
 

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 from millrace.errors import ModelError, OptionError, PlanError
-from millrace.pipelines.assignment.assignment import (
+from millrace.run.pipelines.assignment.assignment import (
     NestedPipelineStageAssignment,
     PipelineStageAssignment,
     check_unchanged,
@@ -16,7 +16,9 @@ from millrace.pipelines.assignment.assignment import (
     set_assignment,
     to_json,
 )
-from millrace.pipelines.assignment.marks import PipelineStage, stages_allowed
+from millrace.run.pipelines.assignment.marks import PipelineStage, stages_allowed
+
+pytestmark = pytest.mark.quick
 
 
 def sequential(count=4):
@@ -405,6 +407,7 @@ def test_saved_stages_of_another_model_are_refused():
         to_json(set_assignment(sequential(), [0, 0, 1, 1]), model)
 
 
+@pytest.mark.slow
 def test_resnet50_is_cut_by_walking_the_list():
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     given = get_assignment(model, None)

@@ -5,8 +5,10 @@ import keras
 import pytest
 
 from millrace.errors import ModelError, OptionError
-from millrace.pipelines.assignment import balance as module
-from millrace.pipelines.assignment.balance import balance
+from millrace.run.pipelines.assignment import balance as module
+from millrace.run.pipelines.assignment.balance import balance
+
+pytestmark = pytest.mark.quick
 
 
 def measure(stages, costs, edges, num_stages):

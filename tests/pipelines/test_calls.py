@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from case_marks import slow
 from millrace.errors import ModelError
-from millrace.pipelines.assignment.calls import find_calls, leaves, marked_calls
-from millrace.pipelines.assignment.marks import PipelineStage, stages_allowed
+from millrace.run.pipelines.assignment.layer_calls import find_calls, leaves, marked_calls
+from millrace.run.pipelines.assignment.marks import PipelineStage, stages_allowed
+
+pytestmark = pytest.mark.quick
 
 
 def labels(calls):
@@ -184,7 +187,7 @@ def gpt_labels():
     return [f"block{i}/{name}" for i in range(2) for name in inside]
 
 
-@pytest.mark.parametrize("how", ["called", "built", "inputs"])
+@pytest.mark.parametrize("how", [slow("called"), slow("built"), "inputs"])
 def test_a_subclassed_model_is_run_on_shapes(how):
     model = Gpt()
     ids = np.zeros((2, 6), "int32")
@@ -380,6 +383,7 @@ def test_other_models_called_inside_stay_without_marks():
         )
 
 
+@pytest.mark.slow
 def test_resnet50_has_its_176_nodes():
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     calls = find_calls(model)

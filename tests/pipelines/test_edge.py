@@ -4,63 +4,20 @@ import pathlib
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 
 import jax
 import numpy as np
 import pytest
 
-from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.links import Here, Permute, link
-from millrace.pipelines.runtime.transfer import Edge
+from millrace.base.devices import DeviceGroup
+from millrace.run.pipelines.runtime.links import Here, Permute, link
+from millrace.run.pipelines.runtime.transfer import Edge
 
+pytestmark = pytest.mark.quick
+
+SCRIPT = pathlib.Path(__file__).parent / "edge_scenes.py"
 SECONDS = 60
-START = """
-import sys
-process, address, devices, transport = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-import jax, jax.numpy as jnp, numpy as np
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", devices)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(address, 2, process)
-from millrace._compat.jax_processes import key_value_store
-from millrace.devices import DeviceGroup, put_parts
-from millrace.pipelines.runtime.arriving import all_arrived
-from millrace.pipelines.runtime.local_link import Local, neighbors
-from millrace.pipelines.runtime.transfer import Edge
-
-d = jax.devices()
-store = key_value_store()
-def meet(name):
-    store.wait_at_barrier(name, 60_000)
-def tell(name):
-    store.key_value_set(name, "1")
-def hear(name):
-    store.blocking_key_value_get(name, 60_000)
-def edge(source, target):
-    return Edge(DeviceGroup(tuple(source)), DeviceGroup(tuple(target)), transport)
-def values(seed, *lead):
-    random = np.random.default_rng(seed)
-    shapes = [(64, 32), (7,), (), (3, 5), (2, 3), (0, 4), (9,), ()]
-    types = "float32 bfloat16 int32 bool float16 float32 uint8 bool".split()
-    return [
-        np.asarray(random.integers(0, 2 if t == "bool" else 100, (*lead, *s))).astype(jnp.dtype(t))
-        for s, t in zip(shapes, types)
-    ]
-def specs(arrays):
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
-def moved_by(edge, arrays, host):
-    moved = edge.move(arrays, specs(host))
-    neighbors().send_all()
-    return None if moved is None else all_arrived(moved)
-def same(arrays, expected):
-    arrays = all_arrived(arrays)
-    for a, b in zip(arrays, expected, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape), (a, b)
-        for shard in a.addressable_shards:
-            assert np.array_equal(np.asarray(shard.data), b[shard.index]), (a, b)
-"""
 
 
 def free_port():
@@ -71,20 +28,20 @@ def free_port():
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs code in two processes, which must both come to its end."""
+    """Runs a scene in two processes, which must both come to its end."""
 
-    def start(code, transport, devices=1):
-        script = pathlib.Path(tmp_path, "script.py")
-        script.write_text(
-            START + textwrap.dedent(code) + "\nmeet('end')\nprint('done', flush=True)\n"
-        )
+    def start(scene, transport, devices=1):
         address = f"127.0.0.1:{free_port()}"
         logs = [pathlib.Path(tmp_path, f"{k}.log") for k in range(2)]
         processes = []
         for k, log in enumerate(logs):
-            command = [sys.executable, str(script), str(k), address, str(devices), transport]
+            arguments = map(str, [SCRIPT, k, address, devices, transport, scene])
             with log.open("w") as file:
-                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *arguments], stdout=file, stderr=subprocess.STDOUT
+                    )
+                )
         try:
             deadline = time.monotonic() + SECONDS
             while any(process.poll() is None for process in processes):
@@ -101,227 +58,31 @@ def run(tmp_path):
     return start
 
 
-ONE_DEVICE = """
-there, back = edge([d[0]], [d[1]]), edge([d[1]], [d[0]])
-
-# Every type and shape, exact and in order, in both directions.
-for seed in range(4):
-    host = values(seed)
-    for way, sender in ((there, 0), (back, 1)):
-        arrays = [jnp.asarray(a) for a in host] if process == sender else None
-        moved = moved_by(way, arrays, host)
-        assert (moved is None) == (process == sender)
-        if moved is not None:
-            same(moved, host)
-            assert all(a.devices() == {d[1 - sender]} for a in moved)
-
-# Arrays of no size alone, and none at all, are no message; the next one is not mixed up.
-host = [np.zeros((0, 3), "int32")]
-moved = moved_by(there, [jnp.asarray(host[0])] if process == 0 else None, host)
-if process == 1:
-    same(moved, host)
-# Another edge goes on where this one stopped.
-assert there.move([] if process == 0 else None, []) == (None if process == 0 else [])
-again = edge([d[0]], [d[1]])
-host = values(99)
-moved = moved_by(again, [jnp.asarray(a) for a in host] if process == 0 else None, host)
-if process == 1:
-    same(moved, host)
-
-# What has arrived goes into a program that was compiled ahead of time.
-x = np.ones((4, 4), "float32")
-twice = jax.jit(lambda x: 2 * x).lower(jax.device_put(x, d[process])).compile()
-moved = moved_by(there, [jax.device_put(x, d[0])] if process == 0 else None, [x])
-if process == 1:
-    assert np.array_equal(np.asarray(twice(moved[0])), 2 * x)
-"""
-
-EARLY = """
-there, back = edge([d[0]], [d[1]]), edge([d[1]], [d[0]])
-x = np.arange(6, dtype="float32")
-there.move([jnp.asarray(x)] if process == 0 else None, specs([x]))  # compiled, where it is
-
-# The receiver asks before the sender is there. Its call returns, or the sender waits for ever.
-if process == 1:
-    moved = there.move(None, specs([x]))
-    total = jax.jit(jnp.sum)(moved[0])  # may be dispatched, too
-    tell("receiver has called")
-else:
-    hear("receiver has called")
-    there.move([jnp.asarray(x)], specs([x]))
-if process == 1:
-    assert float(total) == 15
-
-# The sender gives before the receiver is there.
-if process == 0:
-    there.move([jnp.asarray(x)], specs([x]))
-    tell("sender has called")
-else:
-    hear("sender has called")
-    same(there.move(None, specs([x])), [x])
-
-# What is sent need not be computed yet: it waits here for a value that the receiver sends.
-if process == 0:
-    y = back.move(None, specs([x]))[0]
-    there.move([jax.jit(lambda y: y + 1)(y)], specs([x]))
-    tell("sum is under way")
-else:
-    hear("sum is under way")
-    back.move([jnp.asarray(x)], specs([x]))
-    same(there.move(None, specs([x])), [x + 1])
-"""
-
-UNHINDERED = """
-# Programs that do not need it run while a transfer waits for the other process.
-square = jax.jit(lambda x: x @ x).lower(jnp.ones((300, 300))).compile()
-if process == 1:
-    moved = there.move(None, specs([x]))
-    assert square(jnp.ones((300, 300)))[0, 0] == 300
-    tell("computed")
-    same(moved, [x])
-else:
-    hear("computed")
-    there.move([jnp.asarray(x)], specs([x]))
-
-# A sender that is far ahead keeps what it sent, though nothing else does.
-for seed in range(50 if process == 0 else 0):
-    there.move([jnp.full((100, 100), seed, "float32")], specs([np.ones((100, 100), "float32")]))
-meet("all are sent")
-for seed in range(50 if process == 1 else 0):
-    expected = np.full((100, 100), seed, "float32")
-    same(there.move(None, specs([expected])), [expected])
-"""
-
-LOCAL = """
-assert isinstance(there._links[0][1], Local)
-x = np.arange(6, dtype="float32")
-large = np.random.default_rng(0).normal(size=(3000, 1000)).astype("float32")  # grows the ring
-
-# The receiver asks before the sender is there, and goes on; so does a sender that is early.
-moved = there.move([jnp.asarray(x)] if process == 0 else None, specs([x]))
-if process == 1:
-    tell("receiver has asked")
-    same(moved, [x])
-else:
-    hear("receiver has asked")
-    neighbors().send_all()
-
-# Messages may be taken in another order than they come in, and by other edges of these devices.
-again = edge([d[0]], [d[1]])
-host = [[np.full((5, 2), k, "float32")] for k in range(6)]
-ways = [there, again] * 3
-moves = [
-    way.move([jnp.asarray(h[0])] if process == 0 else None, specs(h)) for way, h in zip(ways, host)
-]
-neighbors().send_all()
-for k in (3, 0, 5, 1, 4, 2) if process == 1 else ():
-    same(moves[k], host[k])
-
-# What is sent need not be computed: it waits for a value that the receiver sends.
-if process == 0:
-    y = all_arrived(back.move(None, specs([x])))[0]
-    there.move([jax.jit(lambda y: y + 1)(y)], specs([x]))
-    neighbors().send_all()
-else:
-    back.move([jnp.asarray(x)], specs([x]))
-    same(there.move(None, specs([x])), [x + 1])
-
-# Both are far ahead of each other, with more than a ring holds.
-for way, sender in ((there, 0), (back, 1)):
-    late = [
-        way.move([jnp.asarray(large + k)] if process == sender else None, specs([large]))
-        for k in range(12)
-    ]
-    if process == sender:
-        mine = late
-    else:
-        theirs = late
-for k, one in enumerate(theirs):
-    same(one, [large + k])
-neighbors().send_all()
-assert neighbors().transfer > 0 and set(neighbors().waiting) <= {1 - process}
-"""
-
-REPLICAS = """
-def given(host, group, mine):
-    return [put_parts(a[np.asarray(group.local)], group, 0) for a in host] if mine else None
-a, b, c, e = d  # a and b belong to process 0, c and e to process 1
-for source, target in [
-    ((a, b), (c, e)),  # both replicas cross
-    ((c, a), (b, e)),  # both cross, in opposite directions
-    ((a, c), (b, e)),  # each stays in its process
-    ((a, b), (b, e)),  # one stays, and one crosses
-    ((a, c), (a, b)),  # one stays on its device
-    ((a, b), (a, b)),
-]:
-    way, group, end = edge(source, target), DeviceGroup(source), DeviceGroup(target)
-    for seed in range(2):
-        host = values(seed, 2)
-        moved = moved_by(way, given(host, group, group.local), host)
-        assert (moved is not None) == bool(end.local), (source, target, moved)
-        if moved is not None:
-            same(moved, host)
-            assert all(one.sharding == end.split(0) for one in moved)
-            assert all(one.committed for one in moved)
-    # As arguments of a program that was compiled ahead of time.
-    if end.is_local:
-        spec = jax.ShapeDtypeStruct(host[0].shape, host[0].dtype, sharding=end.split(0))
-        double = jax.jit(lambda x: x * 2).lower(spec).compile()
-        same([double(moved[0])], [host[0] * 2])
-"""
+TRANSPORTS = ["pull", "permute"]
 
 
-TRANSPORTS = ["local", "pull", "permute"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_values_types_and_order(run, transport):
-    run(ONE_DEVICE, transport)
+    run("values_types_and_order", transport)
 
 
-def test_one_machine(run):
-    run(ONE_DEVICE + LOCAL, "local")
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets are found in /proc")
+def test_nobody_waits_for_a_process_that_has_left(run):
+    run("left", "pull")
 
 
-KILLED = """
-import os, signal
-there = edge([d[0]], [d[1]])
-large = jnp.zeros((4000, 4000))  # more than a ring holds: it is sent in pieces
-meet("edges are there")
-moved = there.move([large] if process == 0 else None, specs([large]))
-if process == 1:
-    connection = neighbors().connect(0)
-    while not connection._incoming:
-        connection.read()
-    print("some pieces are here", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-neighbors().send_all()
-"""
-
-
-def test_a_receiver_that_is_killed_in_mid_transfer(run, monkeypatch):
-    names = set(pathlib.Path("/dev/shm").glob("*"))
-    with pytest.raises(AssertionError) as error:
-        run(
-            "from millrace.processes import local_channel\nlocal_channel.MOST_BYTES = 2**21\n"
-            + KILLED,
-            "local",
-        )
-    said = str(error.value)
-    assert "some pieces are here" in said
-    assert "ProcessError: The connection to process 1, on this machine, has ended" in said
-    assert set(pathlib.Path("/dev/shm").glob("*")) <= names  # nothing is left behind
-
-
-@pytest.mark.parametrize("transport", ["pull", "permute"])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_neither_side_waits_for_the_other(run, transport):
     # Behind a permute that waits, the device waits, too.
-    run(EARLY + (UNHINDERED if transport == "pull" else ""), transport)
+    run("early_and_unhindered" if transport == "pull" else "early", transport)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_replicas_within_and_between_processes(run, transport):
-    run(REPLICAS, transport, devices=2)
+    run("replicas", transport, devices=2)
 
 
 def test_within_one_process():

@@ -7,7 +7,9 @@ import pytest
 
 from millrace._compat.patches import unpatched
 from millrace.errors import OptionError, PlanError
-from millrace.pipelines.assignment.marks import PipelineStage, current_stage, stages_allowed
+from millrace.run.pipelines.assignment.marks import PipelineStage, current_stage, stages_allowed
+
+pytestmark = pytest.mark.quick
 
 
 def test_the_stage_holds_inside_and_ends_with_the_block():

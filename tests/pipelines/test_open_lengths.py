@@ -7,6 +7,8 @@ from keras import layers, ops
 
 import millrace
 
+pytestmark = pytest.mark.quick
+
 VOCABULARY, LENGTH = 20, 6
 IDS = np.random.default_rng(0).integers(1, VOCABULARY, (16, LENGTH)).astype("int32")
 LONG = np.ones((4, 300), "int32")

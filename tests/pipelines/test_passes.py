@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import stages as small
 
+from case_marks import slow
 from millrace._compat.jaxpr import as_function
-from millrace.pipelines.programs.passes import make_passes
+from millrace.run.pipelines.programs.passes import make_passes
+
+pytestmark = pytest.mark.quick
 
 
 def values_of(split, model):
@@ -85,6 +88,7 @@ def assert_same(found, wanted):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("stages", [[0, 0, 1, 1, 1], [0, 1, 2, 2, 3]])
 def test_gradients_are_those_of_the_whole_model(stages, halves):
@@ -102,6 +106,7 @@ def products(graph):
     return sum(e.primitive.name == "dot_general" for e in graph.equations)
 
 
+@pytest.mark.slow
 def test_the_halves_of_backward_take_the_flops_of_backward():
     """Zero bubble recomputes nothing: 12 products in all for four layers, as plain backward."""
     model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(64, "tanh") for _ in "1234")])
@@ -120,7 +125,7 @@ def test_the_halves_of_backward_take_the_flops_of_backward():
         assert parts <= whole * 1.001
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", [slow("float32"), "mixed_bfloat16"])
 def test_weights_are_never_residuals(policy):
     """Nor is their cast: backward makes it again from the weights, one for each update in use."""
     keras.config.set_dtype_policy(policy)
@@ -156,6 +161,7 @@ def test_a_stage_that_gives_nothing_back_leaves_all_work_to_the_weight_half():
     assert products(first.backward_weight) == products(first.backward)
 
 
+@pytest.mark.slow
 def test_the_cotangents_of_a_value_are_added_up():
     inputs = keras.Input((6,))
     first = keras.layers.Dense(6, "tanh")(inputs)

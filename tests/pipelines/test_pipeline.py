@@ -7,13 +7,15 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiling import executable
+from millrace.compilation.executables import executable
 from millrace.errors import NonFiniteError, TaskError
-from millrace.pipelines.runtime import tasks as stage_tasks
-from millrace.pipelines.runtime.buffers import Buffers
-from millrace.pipelines.runtime.transfer import Copies
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
+from millrace.run.pipelines.runtime import tasks as stage_tasks
+from millrace.run.pipelines.runtime.buffers import Buffers
+from millrace.run.pipelines.runtime.transfer import Copies
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture
@@ -103,6 +105,7 @@ def test_activations_in_flight_are_those_of_the_schedule(strategy, name, in_flig
         assert strategy.statistics().pipeline.last_in_flight == in_flight(steps)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_flight_and_bytes_are_flat(strategy, monkeypatch):
     """Of all micro-batches of an update, 1F1B holds at most as many as there are stages."""
     made, peaks = [], {}
@@ -117,7 +120,7 @@ def test_nothing_is_left_in_flight_and_bytes_are_flat(strategy, monkeypatch):
             super().hold(*arguments)
             self.peak = max(self.peak, self.nbytes())
 
-    monkeypatch.setattr("millrace.pipelines.runtime.update_tasks.Buffers", Watched)
+    monkeypatch.setattr("millrace.run.pipelines.runtime.update_tasks.Buffers", Watched)
     for name in ("1f1b", "gpipe"):
         for steps in (4, 32):
             model = pipeline(strategy, steps=steps, pipeline_schedule=name)
@@ -162,6 +165,7 @@ def test_a_failed_task_shows_the_schedule_with_its_cell_marked(strategy, monkeyp
     model.fit(*data(8), batch_size=2, verbose=0)
 
 
+@pytest.mark.slow
 def test_nan_debugging_of_jax_names_the_task(strategy):
     model = pipeline(strategy, steps=2, updates=2)
     x, y = data(16)

@@ -6,8 +6,10 @@ import pytest
 from keras import layers
 
 from millrace.errors import OptionError
-from millrace.pipelines.assignment.calls import find_calls, leaf_edges, leaves
-from millrace.pipelines.assignment.shared_state import edges_of_groups, groups_by_state
+from millrace.run.pipelines.assignment.layer_calls import find_calls, leaf_edges, leaves
+from millrace.run.pipelines.assignment.shared_state import edges_of_groups, groups_by_state
+
+pytestmark = pytest.mark.quick
 
 
 def groups(model):

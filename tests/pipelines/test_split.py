@@ -7,8 +7,10 @@ import pytest
 
 from millrace._compat.jaxpr import as_function, trace
 from millrace.errors import ModelError
-from millrace.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
-from millrace.pipelines.programs.split import Slot, split
+from millrace.run.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
+from millrace.run.pipelines.programs.split import Slot, split
+
+pytestmark = pytest.mark.quick
 
 F32 = jax.ShapeDtypeStruct((3,), jnp.float32)
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import as_function, trace
-from millrace.pipelines.programs.split import Slot
-from millrace.pipelines.programs.split_update import split_update
+from millrace.run.pipelines.programs.split import Slot
+from millrace.run.pipelines.programs.split_update import split_update
+
+pytestmark = pytest.mark.quick
 
 SHAPES = [(3,), (2, 2)]  # of a weight at stage 0, and of one at stage 1
 

@@ -2,8 +2,10 @@ import keras
 import pytest
 from keras import layers
 
-from millrace.pipelines.assignment.calls import find_calls
-from millrace.pipelines.assignment.summary import StageCost, summary_lines
+from millrace.run.pipelines.assignment.layer_calls import find_calls
+from millrace.run.pipelines.assignment.summary import StageCost, summary_lines
+
+pytestmark = pytest.mark.quick
 
 
 def sequential():

@@ -1,14 +1,17 @@
 """Taps of several stages put together; their numbers are in tests/equivalence."""
 
 import numpy as np
+import pytest
 
-from millrace.pipelines.programs.stage_taps import bundle_of
-from millrace.pipelines.runtime.taps import UpdateCount, gathered
-from millrace.records.tensors import Tensor
-from millrace.taps.outfeed import OutfeedQueue
-from millrace.taps.structure import ordered, plain
-from millrace.taps.taps import Tapped
-from millrace.taps.tensors import Rows
+from millrace.base.records.tensors import Tensor
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.programs.taps.structure import ordered, plain
+from millrace.programs.taps.taps import Tapped
+from millrace.programs.taps.tensors import Rows
+from millrace.run.pipelines.programs.stage_taps import bundle_of
+from millrace.run.pipelines.runtime.taps import UpdateCount, gathered
+
+pytestmark = pytest.mark.quick
 
 FIRST, SECOND = Tensor("activation", "first"), Tensor("activation", "second")
 

@@ -4,9 +4,11 @@ import pytest
 import stages
 from keras.optimizers import Adam
 
-from millrace.options import Accumulation, TapRequest
-from millrace.pipelines.programs.stage_taps import bundle_of_update
-from millrace.pipelines.programs.stage_update import contributions, split_stage_update
+from millrace.base.options import Accumulation, TapRequest
+from millrace.run.pipelines.programs.stage_taps import bundle_of_update
+from millrace.run.pipelines.programs.stage_update import contributions, split_stage_update
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("norms", [True, False])

@@ -3,8 +3,8 @@
 import plan_cases as cases
 import pytest
 
-from millrace.pipelines.assignment.balance import declared_batch
-from millrace.planning.alternatives import (
+from millrace.run.pipelines.assignment.balance import declared_batch
+from millrace.tools.planning.alternatives import (
     auto_cut,
     base,
     layouts,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.planning.cost import CountedCosts, Rates, cost_of, with_extra
-from millrace.records.training_plan import UpdatePlan
-from millrace.schedules.task import Pass
+from millrace.base.records.training_plan import UpdatePlan
+from millrace.run.schedules.task import Pass
+from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, with_extra
 
 RATES = Rates(flops=100.0, memory=1e30, link=10.0, host=5.0, call=0.0, step=0.0, latency=0.0)
 PIECE = CountedCosts(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from millrace.pipelines.assignment.balance import balance
-from millrace.planning.measured_cut import as_measured
+from millrace.run.pipelines.assignment.balance import balance
+from millrace.tools.planning.measured_cut import as_measured
 
 
 def test_calls_share_the_time_of_their_stage():

@@ -11,7 +11,7 @@ import plan_cases as cases
 import pytest
 
 import millrace
-from millrace.planning.batch_of_data import batch_of_data
+from millrace.tools.planning.batch_of_data import batch_of_data
 
 ROWS, BATCHES = 64, 3
 

@@ -1,14 +1,23 @@
 """`model.precompile`: what it compiles is what fit, evaluate and predict then run."""
 
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
 import jax
 import keras
 import numpy as np
 import pytest
 
 import millrace
+from case_marks import with_marks
 from millrace.errors import ModelError, OptionError, PlanError
 
 layers = keras.layers
+SCRIPT = pathlib.Path(__file__).parent / "ahead_of_time.py"
 SPEC = ((4, 8), "float32"), ((4, 1), "float32")
 
 
@@ -57,8 +66,13 @@ def plain(model):
     pass
 
 
-@pytest.mark.parametrize("steps_per_epoch", [None, 40])
-@pytest.mark.parametrize("choose", [plain, accumulated, streamed, recomputed])
+@pytest.mark.parametrize(
+    ("choose", "steps_per_epoch"),
+    with_marks(
+        itertools.product((plain, accumulated, streamed, recomputed), (None, 40)),
+        slow=[(streamed, None)],
+    ),
+)
 def test_all_loops_find_what_they_run(strategy, choose, steps_per_epoch):
     model = strategy.attach(mlp())
     choose(model)
@@ -101,6 +115,21 @@ def test_all_stages_of_a_pipeline():
     assert any(record.program.endswith("of stage 1") for record in made)
     run_all(model)
     assert executables(strategy) == made
+
+
+@pytest.mark.slow
+def test_another_process_reads_what_was_compiled(tmp_path):
+    environment = {**os.environ, "MILLRACE_CACHE_DIR": str(tmp_path)}
+    origins = [
+        json.loads(
+            subprocess.check_output(
+                [sys.executable, SCRIPT, *words], env=environment, text=True, timeout=300
+            )
+        )
+        for words in (["ahead"], [])
+    ]
+    assert "compiled" in origins[0]
+    assert set(origins[1]) <= {"cache", "shared"}  # stages may be equal to others
 
 
 def test_longer_executions_than_before_are_compiled(strategy):

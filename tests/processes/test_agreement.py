@@ -1,13 +1,12 @@
 import concurrent.futures
-import itertools
 import threading
 import time
 
 import pytest
 
 from millrace.errors import PlanError, ProcessError
-from millrace.processes import agreement
-from millrace.processes.agreement import check_same
+from millrace.run.processes import agreement
+from millrace.run.processes.agreement import check_same
 
 
 class Store:
@@ -40,17 +39,13 @@ def processes(monkeypatch):
     """Runs a function as each of several processes, and returns what each raised."""
     store, local = Store(), threading.local()
 
-    class Counter:
-        def __next__(self):
-            return next(local.counter)
-
-    monkeypatch.setattr(agreement, "_COUNTER", Counter())
+    monkeypatch.setattr(agreement, "EXCHANGES", local)
     monkeypatch.setattr(agreement.compat, "key_value_store", lambda: store)
     monkeypatch.setattr(agreement.compat, "process_index", lambda: local.index)
 
     def run(function, count=3):
         def process(index):
-            local.index, local.counter = index, itertools.count()
+            local.index, local.count = index, 0
             function(index)
 
         monkeypatch.setattr(agreement.compat, "process_count", lambda: count)

@@ -6,13 +6,18 @@ import time
 import pytest
 
 from millrace.errors import ProcessError
-from millrace.processes.bootstrap import Rendezvous, meet
-from millrace.processes.entrance import Entrance
+from millrace.run.processes.bootstrap import Rendezvous, meet
 
 SECONDS = 30
-SECRET, OTHER = "one secret of a run", "the secret of another run"
-CHALLENGE = b'{"kind": "challenge", "challenge": "a"}\n'
-SEALED = b'{"kind": "sealed", "text": "{\\"kind\\": \\"accepted\\"}", "proof": "0"}\n'
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "nested": b"[" * 4000 + b"\n",
+    "number": b"1\n",
+    "no member": b'{"kind": "hello", "count": 2, "run": ""}\n',
+    "short": b'{"kind": "hello", "member": [1], "count": 2, "run": ""}\n',
+    "half": b'{"kind": "hel',
+    "nothing": b"",
+}
 
 
 def free_address(host="127.0.0.1"):
@@ -48,7 +53,7 @@ def test_all_meet_and_get_the_seed_of_process_0():
 
 def test_on_all_interfaces_when_the_name_is_a_loopback_address_here_only(monkeypatch, caplog):
     address = free_address()
-    monkeypatch.setattr("millrace.processes.entrance.names_loopback", lambda host: False)
+    monkeypatch.setattr("millrace.run.processes.listening.names_loopback", lambda host: False)
     with caplog.at_level(logging.INFO, "millrace"):
         results = outcomes(Rendezvous(address, 0, 2), Rendezvous(address, 1, 2))
     assert "listens on all interfaces of this machine: '127.0.0.1' is 127.0.0.1 here" in caplog.text
@@ -68,8 +73,6 @@ def test_where_the_environment_says():
 
 def test_parts_of_an_address():
     assert (Rendezvous("[::1]:80", 0, 2).host, Rendezvous("node1:80", 0, 2).port) == ("::1", 80)
-    assert Rendezvous("127.0.0.2:80", 0, 2).is_local
-    assert not Rendezvous("node1:80", 0, 2).is_local
 
 
 def test_a_port_in_use_is_named():
@@ -112,71 +115,65 @@ def test_a_process_that_is_there_twice():
         assert "process_id to another number from 0 to 2" in str(error)
 
 
-@pytest.mark.parametrize("secrets", [(SECRET, OTHER), (SECRET, ""), ("", SECRET)])
-def test_a_process_with_another_secret_is_refused(secrets, caplog):
+@pytest.mark.parametrize("runs", [("a", "b"), ("a", ""), ("", "b")])
+def test_a_process_of_another_run_is_told_so_and_the_run_waits_for_its_own(runs, caplog):
     address = free_address()
-    places = [Rendezvous(address, index, 2, secrets[index]) for index in range(2)]
-    first, second = outcomes(*places, timeout=0.3)
-    has = "another one" if secrets[1] else "none"
-    assert isinstance(second, ProcessError)
-    assert (
-        f"Process 1 does not know the secret of the run at {address}: it has {has}. "
-        "Set MILLRACE_SECRET to the same value in every process" in str(second)
-    )
-    assert isinstance(first, ProcessError)
-    assert "did not come" in str(first)
-    assert "did not know the secret of the run: 1. If they were" in str(first)
-    assert "from 127.0.0.1 does not know the secret of this run, and is refused" in caplog.text
-    assert not any(each in str(first) + str(second) for each in secrets if each)
+    places = [Rendezvous(address, index, 2, runs[index]) for index in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, places[0], 7, SECONDS, 30)
+        with pytest.raises(
+            ProcessError, match=rf"process 1 .* another run .* at {address}\. Set c"
+        ):
+            meet(places[1], 8, SECONDS, 30)
+        own = meet(Rendezvous(address, 1, 2, runs[0]), 8, SECONDS, 30)
+        close([own, waiting.result()])
+    assert own.seed == 7
+    assert caplog.text.count("belongs to another run, and cannot join this one") == 1
 
 
-def test_a_secret_is_not_shown():
-    assert SECRET not in repr(Rendezvous("node1:80", 0, 2, SECRET))
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_does_not_keep_the_others_from_meeting(name, monkeypatch):
+    monkeypatch.setattr("millrace.run.processes.bootstrap._HELLO_SECONDS", 0.2)
+    address = free_address()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, Rendezvous(address, 0, 2), 7, SECONDS, 30)
+        with connect(address) as stranger:
+            stranger.sendall(GARBAGE[name])
+            own = meet(Rendezvous(address, 1, 2), 8, SECONDS, 30)
+        close([own, waiting.result()])
+
+
+def connect(address):
+    """Connects to process 0, which may not have started to listen."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), SECONDS)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\n", "something other than process 0 answers."),
-        (b'{"kind": "welcome"}\n', "something other than process 0 answers."),
-        (b'{"kind": "challenge", "challenge": 1}\n', "something other than process 0 answers."),
-        (b"", "it closed 2 connections."),
+        (b'{"kind": "bye"}\n', "something other than process 0 answers."),
+        (b"", "process 0 closed the connection."),
         (None, "did not answer in 0.2 seconds"),
-        # It goes on as process 0 would, without the secret.
-        (CHALLENGE + b'{"kind": "bye"}\n', "something other than process 0 answers."),
-        (CHALLENGE + SEALED, "Process 1 does not know the secret of the run at"),
     ],
 )
 def test_a_stranger_in_the_place_of_process_0(answer, message, monkeypatch):
-    monkeypatch.setattr("millrace.processes.bootstrap._PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr("millrace.processes.bootstrap._ATTEMPTS", 2)
+    monkeypatch.setattr("millrace.run.processes.bootstrap._PATIENCE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2, SECRET)
+        place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(meet, place, 0, 0.2, 30)
-            connections = []
-            for _ in range(2 if answer == b"" else 1):
-                connection = server.accept()[0]
+            with server.accept()[0] as connection:
                 if answer is not None:
                     connection.sendall(answer)
                     connection.shutdown(socket.SHUT_WR)
-                connections.append(connection)
-            error = waiting.exception()
-            for connection in connections:
-                connection.close()
+                error = waiting.exception()
     assert isinstance(error, ProcessError)
     assert message in str(error)
     assert "coordinator_address" in str(error)
-
-
-def test_process_0_ends_before_all_have_come():
-    """Simulated by its side of the handshake, which accepts and then closes."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2, SECRET)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(meet, place, 0, SECONDS, 30)
-            with Entrance([server], SECRET, 2) as entrance:
-                entrance.next(time.monotonic() + SECONDS).connection.close()
-            error = waiting.exception()
-    assert isinstance(error, ProcessError)
-    assert "but process 0 closed the connection. Look at the output of process 0" in str(error)

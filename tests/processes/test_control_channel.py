@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from millrace.processes.agreement import Member
-from millrace.processes.control_channel import DIED, Connection, ControlChannel
+from millrace.run.processes.agreement import Member
+from millrace.run.processes.control_channel import DIED, Connection, ControlChannel
 
 SECONDS = 30  # bounds from above, for a machine that is busy
 

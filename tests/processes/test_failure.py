@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from millrace.errors import ProcessError, TaskError
-from millrace.processes import failure
-from millrace.processes.agreement import Member
-from millrace.processes.control_channel import ControlChannel
-from millrace.processes.failure import FailureMonitor, describe, failure_of_others
+from millrace.run.processes import failure
+from millrace.run.processes.agreement import Member
+from millrace.run.processes.control_channel import ControlChannel
+from millrace.run.processes.failure import FailureMonitor, describe, failure_of_others
 
 MEMBERS = [Member(0, "node1", 10), Member(1, "node2", 11)]
 

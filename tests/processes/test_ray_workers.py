@@ -8,7 +8,7 @@ import types
 import pytest
 
 from millrace.errors import ProcessError
-from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
+from millrace.run.processes.ray_workers import RayWorker, when_this_thread_ends
 
 
 class Context:
@@ -50,7 +50,7 @@ def test_outside_of_the_function_of_a_trainer(ray, get_context):
     assert RayWorker.this() is None
 
 
-def test_workers_learn_the_address_and_a_new_secret_from_the_first(ray):
+def test_workers_learn_the_address_and_the_name_of_the_run_from_the_first(ray):
     sent = []
 
     def broadcast(data):
@@ -65,8 +65,8 @@ def test_workers_learn_the_address_and_a_new_secret_from_the_first(ray):
         places.append(worker.rendezvous())
     assert sent[1] is None
     assert places[0] == places[1]
-    address, secret = places[0]
-    assert len(secret) == 64
+    address, run = places[0]
+    assert run
     host, _, port = address.rpartition(":")
     socket.create_server((host, int(port))).close()  # the port is free
 

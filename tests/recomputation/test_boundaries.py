@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import needed, primitive_counts, trace
-from millrace.recomputation.boundaries import (
+from millrace.programs.recomputation.boundaries import (
     kernels_between_boundaries,
     levels_by_boundaries,
     mark_boundary,
 )
-from millrace.recomputation.joint_graph import joint_graph
+from millrace.programs.recomputation.joint_graph import joint_graph
 
 pytestmark = pytest.mark.shipped_compiler
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millrace.recomputation.evictions import cheapest_order, keeping_more, without_unused
-from millrace.recomputation.kernel_work import KernelWork
+from millrace.programs.recomputation.evictions import cheapest_order, keeping_more, without_unused
+from millrace.programs.recomputation.kernel_work import KernelWork
 
 
 def work(inputs, nbytes, flops=None, results=(), **more):

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from millrace._compat.jaxpr import trace
-from millrace.recomputation.costs import flops_of_calls, shares
+from millrace.programs.recomputation.costs import flops_of_calls, shares
 
 
 def flops(function, *shapes):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import inlined, needed, trace
-from millrace.recomputation.evictions import cheapest_order
-from millrace.recomputation.joint_graph import joint_graph
-from millrace.recomputation.kernel_order import depth_first
-from millrace.recomputation.kernel_work import KernelWork
-from millrace.recomputation.kernels import kernels_of, work_of
-from millrace.recomputation.ordered import OrderedKernels
+from millrace.programs.recomputation.evictions import cheapest_order
+from millrace.programs.recomputation.joint_graph import joint_graph
+from millrace.programs.recomputation.kernel_order import depth_first
+from millrace.programs.recomputation.kernel_work import KernelWork
+from millrace.programs.recomputation.kernels import kernels_of, work_of
+from millrace.programs.recomputation.ordered import OrderedKernels
 
 DEPTH, ROWS, WIDTH = 8, 512, 8
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import inlined, needed, trace
-from millrace.recomputation.kernels import kernels_of, work_of
-from millrace.recomputation.least_kept import least_kept
+from millrace.programs.recomputation.kernels import kernels_of, work_of
+from millrace.programs.recomputation.least_kept import least_kept
 
 X = jnp.ones((16, 8))
 W = jnp.ones((8, 8))

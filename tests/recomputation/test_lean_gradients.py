@@ -8,7 +8,7 @@ from jax import lax
 
 from millrace._compat.jax_executables import sizes_of
 from millrace._compat.jaxpr import as_function, inlined, primitive_counts, trace
-from millrace.recomputation.lean_gradients import with_lean_gradients
+from millrace.programs.recomputation.lean_gradients import with_lean_gradients
 
 pytestmark = pytest.mark.shipped_compiler
 RANDOM = np.random.default_rng(0)

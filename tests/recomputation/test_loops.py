@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+from case_marks import slow
 from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace
-from millrace.recomputation.costs import nbytes
-from millrace.recomputation.joint_graph import joint_graph
-from millrace.recomputation.kernels import kernels_of, work_of
-from millrace.recomputation.loops import (
+from millrace.programs.recomputation.costs import nbytes
+from millrace.programs.recomputation.joint_graph import joint_graph
+from millrace.programs.recomputation.kernels import kernels_of, work_of
+from millrace.programs.recomputation.scans import (
     FORMS,
     KEEP,
     ScanForm,
@@ -52,7 +53,12 @@ def graph_of(function, x, **options):
 
 @pytest.mark.parametrize(
     ("function", "length", "reverse"),
-    [(read_all, 8, True), (read_all, 101, False), (read_last, 101, False), (read_last, 100, True)],
+    [
+        (read_all, 8, True),
+        slow(read_all, 101, False),
+        (read_last, 101, False),
+        slow(read_last, 100, True),
+    ],
 )
 def test_every_form_has_the_same_values_and_gradients(function, length, reverse):
     x = steps(length)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import inlined, needed, trace
-from millrace.recomputation.evictions import cheapest_order
-from millrace.recomputation.joint_graph import Update, joint_graph, with_update
-from millrace.recomputation.kernel_work import Before, with_updates_early
-from millrace.recomputation.kernels import kernels_of, work_of
-from millrace.recomputation.ordered import OrderedKernels
+from millrace.programs.recomputation.evictions import cheapest_order
+from millrace.programs.recomputation.joint_graph import Update, joint_graph, with_update
+from millrace.programs.recomputation.kernel_work import Before, with_updates_early
+from millrace.programs.recomputation.kernels import kernels_of, work_of
+from millrace.programs.recomputation.ordered import OrderedKernels
 
 DEPTH, WIDTH = 4, 8
 

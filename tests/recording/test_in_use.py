@@ -1,6 +1,7 @@
 """Two processes with one directory for their records."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -8,18 +9,7 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError
-from millrace.recording import in_use
-
-OTHER = """
-import fcntl, os, sys
-kind = fcntl.LOCK_SH if sys.argv[2] == "shared" else fcntl.LOCK_EX
-try:
-    fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_NB | kind)
-    print(True, flush=True)
-except BlockingIOError:
-    print(False, flush=True)
-sys.stdin.read()
-"""
+from millrace.tools.recording import in_use
 
 
 @pytest.fixture
@@ -28,7 +18,8 @@ def other(tmp_path):
     started = []
 
     def start(kind):
-        command = [sys.executable, "-c", OTHER, str(tmp_path), kind]
+        script = pathlib.Path(__file__).parent / "lock_script.py"
+        command = [sys.executable, str(script), str(tmp_path), kind]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         started.append(process)

@@ -9,9 +9,9 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError
-from millrace.operations.profile import times_of
-from millrace.recording import operation_trace
-from millrace.recording.operation_trace import traced_executions
+from millrace.tools.operations.profile import times_of
+from millrace.tools.recording import operation_trace
+from millrace.tools.recording.operation_trace import traced_executions
 
 X, Y = np.ones((256, 64), "float32"), np.ones((256, 8), "float32")
 

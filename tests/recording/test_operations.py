@@ -8,15 +8,15 @@ from keras import layers
 
 import millrace
 from millrace._compat.jax_executables import flops
-from millrace.compiling.executable import compiled_of
-from millrace.compiling.log import CompileLog, current_log, logging_to
-from millrace.operations.groups import program_of
-from millrace.recording.operations import counted_operations
-from millrace.recording.programs import ProgramRecorder
-from millrace.records.compilation import CompileRecord
-from millrace.records.directory import RunDirectory
-from millrace.records.run import load
-from millrace.records.sinks import RecordSinks
+from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.directory import RunDirectory
+from millrace.base.records.run import load
+from millrace.base.records.sinks import RecordSinks
+from millrace.compilation.executables.executable import compiled_of
+from millrace.compilation.executables.log import CompileLog, current_log, logging_to
+from millrace.tools.operations.groups import program_of
+from millrace.tools.recording.operations import counted_operations
+from millrace.tools.recording.programs import ProgramRecorder
 
 
 def dense():
@@ -212,7 +212,7 @@ def test_an_error_is_logged_once_and_ends_nothing(tmp_path, caplog, monkeypatch)
     def broken(data):
         raise ValueError("no such wire type")
 
-    monkeypatch.setattr("millrace.operations.groups.read_module", broken)
+    monkeypatch.setattr("millrace.tools.operations.groups.read_module", broken)
     RunDirectory(tmp_path).add(CompileRecord("", "", "", 0, None, 0.0, 0.0, 0))
     records, executables = trained(tmp_path, metrics=["accuracy"])
     assert "train_run" in executables

@@ -7,24 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
+import pytest
+
 import millrace
-from millrace.reports.page import page
-from millrace.schedules.table import make_schedule
+from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.page import page
 
-TRAIN = """
-    import millrace
-    import keras
-    import numpy as np
+pytestmark = pytest.mark.slow
 
-    strategy = millrace.Strategy({devices})
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="mlp")
-    model.compile("sgd", "mse", steps_per_execution=2)
-    x = np.ones((32, 4), "float32")
-"""
+SCRIPT = pathlib.Path(__file__).parent / "recorded_script.py"
 MILLRACE = str(pathlib.Path(sys.executable).with_name("millrace"))
 
 
@@ -34,12 +27,10 @@ def data_of(text):
     return json.loads(data)["runs"][0]
 
 
-def begin(tmp_path, text, *command, name="train.py"):
-    script = tmp_path / name
-    script.write_text(textwrap.dedent(text))
+def begin(tmp_path, kind, *command):
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "MILLRACE_REPORT_DIR": "runs"}
     return subprocess.Popen(
-        [*(command or [sys.executable]), str(script), "--key=hunter2"],
+        [*(command or [sys.executable]), str(SCRIPT), kind, "--key=hunter2"],
         env=environ,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -49,8 +40,7 @@ def begin(tmp_path, text, *command, name="train.py"):
 
 
 def test_a_killed_program_has_left_its_executions(tmp_path):
-    fit = "for epochs in (1, 10**6): model.fit(x, x[:, :1], 4, epochs, verbose=0)"
-    process = begin(tmp_path, TRAIN.format(devices=1) + f"    {fit}\n")
+    process = begin(tmp_path, "endless")
     executions, deadline = [], time.monotonic() + 60
     while len(executions) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -68,18 +58,12 @@ def test_a_killed_program_has_left_its_executions(tmp_path):
     assert sum(sample.executions for sample in run.executions) > 4
     losses = [each.logs["loss"] for each in run.epochs if each.loop == loop.number]
     assert losses[0] > losses[-1]
-    assert run.path.name.startswith("train-")
-    assert run.processes[0].script.endswith("train.py")
+    assert run.path.name.startswith("recorded_script-")
+    assert run.processes[0].script.endswith("recorded_script.py")
 
 
 def test_a_program_says_where_its_page_is_when_it_ends(tmp_path):
-    fit = "model.fit(x, x[:, :1], batch_size=4, callbacks=[Ends()])"
-    ends = """
-    class Ends(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise SystemExit(3)
-    """
-    process = begin(tmp_path, TRAIN.format(devices=1) + ends + f"\n    {fit}\n")
+    process = begin(tmp_path, "ends")
     _, errors = process.communicate()
     run = millrace.records.load(tmp_path / "runs")
     assert process.returncode == 3
@@ -91,15 +75,8 @@ def test_a_program_says_where_its_page_is_when_it_ends(tmp_path):
 
 
 def test_processes_of_a_run_share_a_directory(tmp_path):
-    initialize = """
-    import millrace
-    millrace.distributed.initialize()
-    """
-    fit = "model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)"
-    text = f"{initialize}{TRAIN.format(devices='')}    {fit}\n"
-    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate(
-        timeout=300
-    )
+    command = MILLRACE, "launch", "--processes", "2"
+    _, errors = begin(tmp_path, "processes", *command).communicate(timeout=300)
     (directory,) = (tmp_path / "runs").iterdir()
     run = millrace.records.load(directory)
     assert [(each.process, each.processes) for each in run.processes] == [(0, 2), (1, 2)], errors
@@ -109,23 +86,9 @@ def test_processes_of_a_run_share_a_directory(tmp_path):
 
 
 def test_a_trace_has_the_tasks_of_all_processes(tmp_path):
-    text = """
-    import millrace
-    millrace.distributed.initialize()
-    import keras, numpy as np
-    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
-    with millrace.Strategy().scope():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((6,))] + [keras.layers.Dense(6) for _ in range(2)])
-        model.set_pipeline_stage_assignment([0, 1])
-        model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
-        model.compile("sgd", "mse", steps_per_execution=8)
-    model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
-    """
     began = time.time()
-    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate(
-        timeout=300
-    )
+    command = MILLRACE, "launch", "--processes", "2"
+    _, errors = begin(tmp_path, "pipeline", *command).communicate(timeout=300)
     (directory,) = (tmp_path / "runs").iterdir()
     traces = millrace.records.load(directory).traces
     assert traces, errors

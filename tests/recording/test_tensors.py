@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from millrace.recording.tensors import RecordedTensors
-from millrace.records.tensors import STATISTICS, Tensor
+from millrace.base.records.tensors import STATISTICS, Tensor
+from millrace.tools.recording.tensors import RecordedTensors
 
 TENSOR = Tensor("gradient", "dense/kernel")
 MAX, NANS = STATISTICS.index("max"), STATISTICS.index("nans")

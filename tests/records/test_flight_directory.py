@@ -5,8 +5,10 @@ import time
 
 import pytest
 
-from millrace.records.flight import FILES
-from millrace.records.flight_directory import NEWEST, OLDEST, make_flight, remove_old_flights
+from millrace.base.records.flight import FILES
+from millrace.base.records.flight_directory import NEWEST, OLDEST, make_flight, remove_old_flights
+
+pytestmark = pytest.mark.quick
 
 
 def flight(parent, age=0.0, update=0, model="m", files=FILES):

@@ -1,7 +1,16 @@
 """What a memory report prints, of records alone."""
 
-from millrace.records.memory import LiveBuffer, by_layer
-from millrace.records.memory_report import DeviceMemory, MemoryChange, MemoryReport, StageMemory
+import pytest
+
+from millrace.base.records.memory import LiveBuffer, by_layer
+from millrace.base.records.memory_report import (
+    DeviceMemory,
+    MemoryChange,
+    MemoryReport,
+    StageMemory,
+)
+
+pytestmark = pytest.mark.quick
 
 
 def report(*alive, changes=()):

@@ -5,16 +5,18 @@ import json
 import pytest
 
 import millrace
+from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.directory import KINDS, RunDirectory
+from millrace.base.records.flight import FlightNote
+from millrace.base.records.loops import EpochRecord, LoopRecord
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.program_memory import MemoryArea, ProgramMemory, ProgramSegment
+from millrace.base.records.tensors import Tensor, TensorSeries
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.errors import DataError
-from millrace.records.compilation import CompileRecord
-from millrace.records.directory import KINDS, RunDirectory
-from millrace.records.flight import FlightNote
-from millrace.records.loops import EpochRecord, LoopRecord
-from millrace.records.memory import LiveBuffer
-from millrace.records.program_memory import MemoryArea, ProgramMemory, ProgramSegment
-from millrace.records.tensors import Tensor, TensorSeries
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
+
+pytestmark = pytest.mark.quick
 
 LOOP = LoopRecord(
     number=0, model="mlp", mode="train", began=5.0, options={"steps_per_execution": "2"}
@@ -145,6 +147,6 @@ def test_fields_of_a_newer_version_are_left_out_and_missing_ones_have_defaults(t
 
 def test_every_kind_is_a_field_of_a_run():
     names = {"memory": "memory_profiles", "compile_log": "compilations"}
-    fields = millrace.records.run.RunRecords.__dataclass_fields__
+    fields = millrace.base.records.run.RunRecords.__dataclass_fields__
     assert {names.get(kind, kind) for kind in KINDS} <= set(fields)
     assert CompileRecord in KINDS.values()

@@ -1,6 +1,8 @@
 import pytest
 
-from millrace.records.timeline import Span, Timeline
+from millrace.base.records.timeline import Span, Timeline
+
+pytestmark = pytest.mark.quick
 
 # The drawing of the module: 1F1B, 2 stages, 2 micro-batches.
 DRAWING = Timeline(

@@ -1,8 +1,12 @@
 """Traces of processes and restarts are put together, and in order."""
 
-from millrace.records.timeline import Span
-from millrace.records.trace import ExecutionTrace
-from millrace.records.trace_groups import update_traces
+import pytest
+
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ExecutionTrace
+from millrace.base.records.trace_groups import update_traces
+
+pytestmark = pytest.mark.quick
 
 
 def trace(update, began, loop=0, mode="train", process=0):

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from millrace.devices import REPLICA, DeviceGroup
-from millrace.options import Accumulation, Replication
-from millrace.plan import BatchSpec, Mode, Plan
-from millrace.replicas.reduce import GradientReduction
+from millrace.base.devices import REPLICA, DeviceGroup
+from millrace.base.options import Accumulation, Replication
+from millrace.programs.plan import BatchSpec, Mode, Plan
+from millrace.programs.replicas.reduce import GradientReduction
 
 REPLICAS = 4
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.replicas.state_rules import MergeRule, Rule, begin, end, merged, shares
+from millrace.programs.replicas.state_rules import MergeRule, Rule, begin, end, merged, shares
 
 COUNTER, MEAN = Rule(MergeRule.COUNTER, np.int32(2)), Rule(MergeRule.AVERAGED)
 LAST, SAME = Rule(MergeRule.LAST), Rule(MergeRule.UNCHANGED)

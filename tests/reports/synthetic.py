@@ -4,27 +4,26 @@ import math
 import pathlib
 import random
 
-from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.feed_benchmark import FeedVerdict
-from millrace.records.flight import FlightNote
-from millrace.records.loops import (
+from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.flight import FlightNote
+from millrace.base.records.loops import (
     EpochRecord,
     ExecutionSample,
     FeedSample,
     LoopRecord,
     ProcessRecord,
 )
-from millrace.records.memory import LiveBuffer
-from millrace.records.memory_report import BudgetChoice
-from millrace.records.operations import OperationGroup, ProgramOperations
-from millrace.records.program_memory import ROLES, MemoryArea, ProgramMemory, ProgramSegment
-from millrace.records.run import RunRecords
-from millrace.records.tensors import LOSS, Tensor, TensorSeries
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import simulate
-from millrace.schedules.task import Pass
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.memory_report import BudgetChoice
+from millrace.base.records.operations import OperationGroup, ProgramOperations
+from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramMemory, ProgramSegment
+from millrace.base.records.run import RunRecords
+from millrace.base.records.tensors import LOSS, Tensor, TensorSeries
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.task import Pass
 
 BEGAN = 1_790_000_000.0  # seconds since 1970
 COST = {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.0}
@@ -67,7 +66,6 @@ def synthetic_run(
         traces=tuple(trace(stages, micro_batches, update, luck) for update in range(updates)),
         tensors=tensors(names, epochs, luck),
         budgets=(BudgetChoice("mlp", 0.5, 61_000_000, 0.12, "dense_1 to dense_4 again"),),
-        feed_verdicts=(FeedVerdict(100, 0.004, 0.010, 0.0112),),
         flights=(
             FlightNote(
                 model="mlp",

@@ -4,24 +4,23 @@ import pathlib
 
 import pytest
 
-from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.feed_benchmark import FeedVerdict
-from millrace.records.loops import (
+from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.loops import (
     EpochRecord,
     ExecutionSample,
     FeedSample,
     LoopRecord,
     ProcessRecord,
 )
-from millrace.records.operations import OperationGroup, ProgramOperations
-from millrace.records.run import RunRecords
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
-from millrace.reports.limits import limits
-from millrace.reports.loop_parts import PARTS
-from millrace.reports.trace_shares import trace_shares
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import make_schedule
+from millrace.base.records.operations import OperationGroup, ProgramOperations
+from millrace.base.records.run import RunRecords
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.limits import limits
+from millrace.tools.reports.loop_parts import PARTS
+from millrace.tools.reports.trace_shares import trace_shares
 
 
 def run(**records):
@@ -186,16 +185,9 @@ def test_data_that_is_only_late_now_and_then_is_to_be_prepared_further_ahead():
     assert "prefetch_depth=4) instead of 2" in found.advice
 
 
-def test_data_without_records_of_the_feed_leads_to_the_verdict():
+def test_data_without_records_of_the_feed_is_to_be_loaded_in_parallel():
     found = limits(run(loops=[loop(wait_seconds=4.0)]))
-    assert "millrace.feed_verdict(model, dataset)" in found.advice
-
-
-def test_a_verdict_that_was_measured_is_not_contradicted():
-    overlap = FeedVerdict(steps=10, loader_seconds=0.1, model_seconds=0.2, both_seconds=0.4)
-    found = limits(run(loops=[loop(wait_seconds=4.0)], feeds=[feed()], feed_verdicts=[overlap]))
-    assert overlap.bottleneck == "overlap"
-    assert "fewer worker processes than cores" in found.advice
+    assert "4.00 of 10.00 s (40 %): load several batches at once" in found.advice
 
 
 def test_first_compilations_lead_to_the_cache():

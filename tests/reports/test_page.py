@@ -15,20 +15,20 @@ import pytest
 from synthetic import memory, synthetic_run, trace
 
 import millrace
+from millrace.base.records.loops import EpochRecord, ExecutionSample, FeedSample, LoopRecord
+from millrace.base.records.memory import LiveBuffer
+from millrace.base.records.operations import OperationGroup, ProgramOperations
+from millrace.base.records.program_memory import MemoryArea, ProgramMemory
+from millrace.base.records.run import RunRecords
+from millrace.base.records.tensors import STATISTICS, Tensor, TensorSeries
+from millrace.base.records.timeline import Span
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.errors import OptionError
-from millrace.records.loops import EpochRecord, ExecutionSample, FeedSample, LoopRecord
-from millrace.records.memory import LiveBuffer
-from millrace.records.operations import OperationGroup, ProgramOperations
-from millrace.records.program_memory import MemoryArea, ProgramMemory
-from millrace.records.run import RunRecords
-from millrace.records.tensors import STATISTICS, Tensor, TensorSeries
-from millrace.records.timeline import Span
-from millrace.records.trace import ActivitySpan, ExecutionTrace
-from millrace.reports.assets import ASSETS, LIBRARY, SCRIPTS, STYLES, licence, script
-from millrace.reports.bubble import idle_slots
-from millrace.reports.page import page, write_page
-from millrace.reports.thinning import kept_points
-from millrace.reports.twin import simulated_twin
+from millrace.tools.reports.assets import ASSETS, LIBRARY, SCRIPTS, STYLES, licence, script
+from millrace.tools.reports.bubble import idle_slots
+from millrace.tools.reports.page import page, write_page
+from millrace.tools.reports.thinning import kept_points
+from millrace.tools.reports.twin import simulated_twin
 
 NOTHING = RunRecords(path=pathlib.Path("runs/empty"))
 VOID = {"meta", "br", "link", "img", "input"}
@@ -338,6 +338,7 @@ class NoLuck:
         return low
 
 
+@pytest.mark.slow
 def test_much_of_everything_stays_small():
     spans = tuple(Span(k % 8, "F", k, k % 8, k * 1.1e-3, k * 1.1e-3 + 1e-3) for k in range(300_000))
     luck = NoLuck()

@@ -1,17 +1,21 @@
 """The page of a run in Chromium: every tab, pointer and keys, and what it must not do."""
 
 import dataclasses
+import os
 import pathlib
 import re
+import socket
+import time
 
 import pytest
 from page_browser import CHROMIUM, DRIVER, PageBrowser
 from synthetic import synthetic_run
 
-from millrace.records.loops import ExecutionSample
-from millrace.records.run import RunRecords
-from millrace.reports.bubble import idle_slots
-from millrace.reports.page import write_page
+from millrace.base.records.loops import ExecutionSample, LoopRecord, ProcessRecord
+from millrace.base.records.run import RunRecords
+from millrace.tools.reports import assets, page
+from millrace.tools.reports.bubble import idle_slots
+from millrace.tools.reports.page import write_page
 
 pytest.importorskip("selenium")
 pytestmark = [
@@ -69,6 +73,37 @@ def test_the_address_names_the_tab(browser, path):
     browser.wait("return document.getElementById('panel').dataset.tab === 'tensors'")
     browser.open(path, "no/such<tab>")
     assert browser.run("return document.getElementById('panel').dataset.tab") == "summary"
+
+
+@pytest.mark.parametrize("outcome", ["running", "finished"])
+def test_the_page_of_a_run_that_goes_on_loads_itself(browser, tmp_path, monkeypatch, outcome):
+    """A loop of this process is still running, or the process has ended."""
+    often = assets.script().replace("RELOAD_AFTER = 30000", "RELOAD_AFTER = 300")
+    monkeypatch.setattr(page, "script", lambda: often)
+    began = time.time() + 60  # this process is young
+    process = ProcessRecord(
+        process=0, pid=os.getpid(), host=socket.gethostname(), cores=1, platform="cpu",
+        devices=(), began=began, ended=began if outcome == "finished" else 0.0,
+    )  # fmt: skip
+    loop = LoopRecord(number=0, model="mlp", mode="train", began=began, outcome=outcome)
+
+    def write(epochs):
+        records = RunRecords(
+            path=tmp_path, processes=(process,), loops=(dataclasses.replace(loop, epochs=epochs),)
+        )
+        return write_page([records], tmp_path / "report.html")
+
+    browser.open(write(1), "feeds")
+    write(2)
+    data = "JSON.parse(document.getElementById('data').textContent)"
+    shown = f"return {data}.runs[0].loops[0].epochs"
+    if outcome == "finished":
+        time.sleep(1)
+        assert browser.run(shown) == 1
+        return
+    browser.wait(f"{shown} === 2")
+    browser.wait("return document.documentElement.dataset.ready")
+    assert browser.run("return location.hash") == "#feeds"
 
 
 def test_a_point_of_the_memory_tells_its_bytes(browser, path, run):

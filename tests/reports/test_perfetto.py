@@ -5,11 +5,11 @@ from collections import defaultdict
 
 import pytest
 
-from millrace.records.run import RunRecords
-from millrace.records.trace import ActivitySpan, ExecutionTrace
-from millrace.reports.perfetto import perfetto, write_perfetto
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
+from millrace.base.records.run import RunRecords
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.perfetto import perfetto, write_perfetto
 
 
 def run_of(tmp_path, number=2, model="m"):

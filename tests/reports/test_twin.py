@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from millrace.options import default_devices
-from millrace.records.timeline import Span, Timeline
-from millrace.records.trace import ExecutionTrace
-from millrace.reports.bubble import idle_slots
-from millrace.reports.twin import measured_costs, schedule_of, simulated_twin
-from millrace.schedules.concurrent import concurrent
-from millrace.schedules.dependencies import dependencies
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.table import make_schedule
+from millrace.base.options import default_devices
+from millrace.base.records.timeline import Span, Timeline
+from millrace.base.records.trace import ExecutionTrace
+from millrace.run.schedules.concurrent import concurrent
+from millrace.run.schedules.dependencies import dependencies
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.tools.reports.bubble import idle_slots
+from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin
 
 
 def trace_of(timeline, **fields):

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import millrace
-from millrace.loops.replication import cross_replica_mean, replication_index
+from millrace.api.own_loops.replication import cross_replica_mean, replication_index
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
@@ -257,13 +257,13 @@ def keras_numbers_without_a_seed():
     return {"total": total}, {}, call
 
 
-def replicas_that_drift(replicas=2):
+def replicas_that_drift():
     model, losses = network(), millrace.OutfeedQueue()
     optimizer = keras.optimizers.Adam(0.01)
     optimizer.build(model.trainable_variables)
     infeed, step = millrace.InfeedQueue(batches()), training_step(model, optimizer, losses)
 
-    @functools.partial(millrace.compile, replicas=replicas)
+    @functools.partial(millrace.compile, replicas=2)
     def train(steps):
         millrace.repeat(steps, step, infeed=infeed)
 
@@ -272,10 +272,6 @@ def replicas_that_drift(replicas=2):
         return losses.dequeue()
 
     return {"model": model, "optimizer": optimizer, "infeed": infeed}, {}, call
-
-
-def replicas_in_a_batch():
-    return replicas_that_drift(16)
 
 
 def replicas_that_agree():
@@ -335,5 +331,5 @@ SLOW = (
     arrays, while_loop_with_inputs, generator, generator_function, shuffled_by_shared_numbers,
     noise_of_shared_numbers, own_state,
     of_grain, several_passes, not_built, accumulated, compiled_with_metric, replicas_that_drift,
-    replicas_in_a_batch, replicas_that_agree, two_networks, own_generator,
+    replicas_that_agree, two_networks, own_generator,
 )  # fmt: skip

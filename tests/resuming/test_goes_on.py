@@ -9,7 +9,7 @@ from breaks import BATCH, STEPS, Stop, X, Y, at_once, expect_equal, train
 from keras import layers
 
 import millrace
-from millrace.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.errors import MillraceError
 
 

@@ -28,6 +28,7 @@ from breaks import (
     train,
 )
 
+from case_marks import exhaustive
 from millrace.errors import MillraceError
 
 pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
@@ -51,7 +52,7 @@ def damage(directory, how):
         newest.mkdir()
     elif how == "no small files":  # records of what there is, written last by many
         for path in newest.iterdir():
-            if path.is_file():
+            if path != file:
                 path.unlink()
 
 
@@ -137,8 +138,10 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("epochs", [EPOCHS, 2])
+@pytest.mark.parametrize(
+    ("epochs", "asynchronous"),
+    [(EPOCHS, False), (EPOCHS, True), (2, False), exhaustive(2, True)],
+)
 def test_a_save_that_fails_is_heard_of(tmp_path, asynchronous, epochs):
     """Fit ended as if all were saved; the only good checkpoint had been deleted."""
     build = lambda: make(width=64)  # noqa: E731
@@ -170,44 +173,18 @@ def test_every_some_seconds(tmp_path):
 
 # Real signals, in processes of their own
 
-SCRIPT = """
-import os, signal, sys
-sys.path.insert(0, {folder!r})
-import breaks as lost
 
-kind, number = {kind!r}, {number!r}
-arguments = dict(validation_data=(lost.X_VAL, lost.Y_VAL), validation_batch_size=2)
-build = lambda: lost.make(executed={executed!r})
-seen = [0]
-
-class Signal(lost.keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        self.count("train")
-    def on_test_batch_end(self, batch, logs=None):
-        self.count("test")
-    def count(self, where):
-        if where == {where!r}:
-            seen[0] += 1
-            if kind and seen[0] == number:
-                os.kill(os.getpid(), getattr(signal, kind))
-
-callbacks = lambda: [Signal()]
-run = lost.train({directory!r}, build=build, callbacks=callbacks, every_steps={every_steps!r},
-                 **arguments)
-if run.history is not None and len(run.epochs) == lost.EPOCHS:
-    print("digest", lost.digest(run), *(run.begun[0] if run.begun else ()))
-"""
-
-
-def start(directory, kind=None, number=0, where="train", executed=1, every_steps=SAVED):
+def start(directory=None, *signal_at, executed=1, every_steps=SAVED):
     """Returns the end of a process that trains, and what it printed."""
-    script = SCRIPT.format(
-        folder=str(HERE.parent), directory=directory and str(directory), kind=kind, number=number,
-        where=where, executed=executed, every_steps=every_steps,
-    )  # fmt: skip
+    script = HERE.parent / "signalled_fit.py"
+    arguments = [executed, every_steps, *([directory] if directory else []), *signal_at]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=180, env=environment
+        [sys.executable, *map(str, [script, *arguments])],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=environment,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -219,7 +196,7 @@ def digests():
 
     def of(executed):
         if executed not in known:
-            code, output, errors = start(None, executed=executed)
+            code, output, errors = start(executed=executed)
             assert code == 0, errors
             known[executed] = output.split()[1]
         return known[executed]
@@ -230,18 +207,18 @@ def digests():
 @pytest.mark.parametrize(
     ("where", "number", "executed"),
     [
-        ("train", 2, 1),
+        exhaustive("train", 2, 1),
         ("train", 9, 1),
         ("train", 1, 4),
-        ("train", 3, 4),
-        ("test", 3, 1),
+        exhaustive("train", 3, 4),
+        exhaustive("test", 3, 1),
         ("test", 2, 4),
     ],
 )
 def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
     """No checkpoint, as the signal came in validation, or in a handler's middle."""
     code, output, errors = start(
-        tmp_path, "SIGTERM", number, where=where, executed=executed, every_steps=1000
+        tmp_path, "SIGTERM", number, where, executed=executed, every_steps=1000
     )
     assert "digest" not in output, "the signal was ignored"
     assert saved_in(tmp_path), errors
@@ -253,10 +230,10 @@ def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
     assert (int(epoch), int(batch)) > (0, 0)  # and so went on
 
 
-@pytest.mark.parametrize("number", [3, 6, 11, 12])
+@pytest.mark.parametrize("number", [exhaustive(3), 6, 11, exhaustive(12)])
 def test_sigkill_at_any_step(tmp_path, digests, number):
     """Killed while an asynchronous save is written."""
-    code, output, _ = start(tmp_path, "SIGKILL", number, every_steps=1)
+    code, output, _ = start(tmp_path, "SIGKILL", number, "train", every_steps=1)
     assert code == -signal.SIGKILL
     assert "digest" not in output
     code, output, errors = start(tmp_path, every_steps=1)

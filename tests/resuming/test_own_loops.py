@@ -7,8 +7,9 @@ from ipu_loops_to_resume import IPU_LOOPS
 from loops_to_resume import QUICK, SLOW, batches, small, trained
 
 import millrace
+from case_marks import with_marks
+from millrace.api.own_loop_checkpoints.parts import NamedParts
 from millrace.errors import CheckpointError, OptionError
-from millrace.loop_checkpoints.parts import NamedParts
 from millrace_ipu import tensorflow as tf
 from millrace_ipu.ipu.config import reset_system
 from millrace_ipu.tensorflow.compat import v1
@@ -81,7 +82,14 @@ def test_a_killed_loop_goes_on_with_the_same_bits(make, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [*QUICK, *SLOW, *IPU_LOOPS], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    with_marks(
+        [*QUICK, *SLOW, *IPU_LOOPS],
+        exhaustive=("generator_function", "several_passes", "replicas_that_drift"),
+    ),
+    ids=lambda make: make.__name__,
+)
 def test_a_loop_killed_anywhere_goes_on_with_the_same_bits(make, tmp_path):
     goes_on(make, tmp_path, [4, 5])
 
@@ -265,7 +273,7 @@ def test_a_generator_that_has_been_used_is_refused(tmp_path):
 
 
 def test_data_that_takes_long_to_be_read_again_is_announced(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("millrace.feeds.source_position._SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("millrace.programs.feeds.source_position._SLOW_SECONDS", 0.0)
     parts, _ = made(**{"in": millrace.InfeedQueue(lambda: iter([np.float32(1)] * 9))})
     weight = keras.Variable(0.0)
     millrace.repeat(3, lambda x: (weight.assign_add(x), None)[1], infeed=parts["in"])

@@ -7,6 +7,7 @@ from breaks import BATCH, X_VAL, Y_VAL, X, Y, break_and_compare, make
 from keras import layers
 
 import millrace
+from case_marks import with_marks
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", with_marks(MODELS, exhaustive=("gru",)))
 def test_models(tmp_path, model):
     break_and_compare(
         tmp_path, 8, 3, 4, build=MODELS[model], every_steps=2, validation_data=(X_VAL, Y_VAL)
@@ -218,6 +219,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    with_marks(OPTIMIZERS, exhaustive=("rmsprop", "adadelta", "adamax", "ftrl", "lamb", "inverse")),
+)
 def test_more_optimizers(tmp_path, optimizer):
     break_and_compare(tmp_path, 4, 5, build=lambda: make(OPTIMIZERS[optimizer]), every_steps=3)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from passes import BATCH, ROWS, assert_goes_on, assert_same, compiled, copied_up_to, rows, trained
 
+from case_marks import exhaustive, with_marks
 from millrace._compat import keras_positions
 from millrace.errors import CheckpointError, DataError
-from millrace.feeds import source_position
+from millrace.programs.feeds import source_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
 X, Y = rows()
@@ -22,8 +23,17 @@ def arrays(**options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [True, False, "batch"])
-@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(
+    ("resident", "shuffle"),
+    [
+        (True, True),
+        (True, "batch"),
+        (False, False),
+        (False, "batch"),
+        exhaustive(True, False),
+        exhaustive(False, True),
+    ],
+)
 def test_arrays(tmp_path, resident, shuffle):
     assert_goes_on(
         arrays(shuffle=shuffle), tmp_path, model={"resident": resident}, epochs=2, steps=[4, 6, 9]
@@ -31,7 +41,7 @@ def test_arrays(tmp_path, resident, shuffle):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [True, False, "batch"])
+@pytest.mark.parametrize("shuffle", [True, exhaustive(False), "batch"])
 def test_arrays_that_go_on_over_epochs(tmp_path, shuffle):
     assert_goes_on(
         arrays(shuffle=shuffle, steps_per_epoch=4), tmp_path, epochs=4, steps=[3, 5, 6, 11]
@@ -107,7 +117,10 @@ DATASETS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(
+    "name",
+    with_marks(DATASETS, exhaustive=("order", "workers", "workers, order", "workers over epochs")),
+)
 def test_datasets(tmp_path, name):
     assert_goes_on(DATASETS[name], tmp_path)
 
@@ -159,8 +172,10 @@ class Noisy(Rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps_per_epoch", [None, 4])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "steps_per_epoch"),
+    [(1, 4), (2, None), exhaustive(1, None), exhaustive(2, 4)],
+)
 def test_datasets_with_a_state(tmp_path, workers, steps_per_epoch):
     noise = "attribute" if workers == 1 else None
     source = dataset(
@@ -290,8 +305,10 @@ def stream(kind, steps_per_epoch=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("name", "steps_per_execution"),
+    with_marks(itertools.product(STREAMS, (1, 3)), exhaustive=[("ends", 1)]),
+)
 def test_iterators_with_a_state(tmp_path, name, steps_per_execution):
     model = {"steps_per_execution": steps_per_execution, "is_built": steps_per_execution == 1}
     assert_goes_on(stream(*STREAMS[name]), tmp_path, model=model)

@@ -3,12 +3,12 @@ import pathlib
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import sequential as module
-from millrace.schedules.check import check
-from millrace.schedules.sequential import batch_serialized, sequential
-from millrace.schedules.simulate import UNIT_COST, merged, simulate
-from millrace.schedules.task import Pass
-from millrace.schedules.text import grid, parse, write
+from millrace.run.schedules import sequential as module
+from millrace.run.schedules.check import check
+from millrace.run.schedules.sequential import batch_serialized, sequential
+from millrace.run.schedules.simulate import UNIT_COST, merged, simulate
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.text import grid, parse, write
 
 SIZES = [(p, m, k) for p in range(1, 6) for m in range(1, 12) for k in (1, 2, 3, 5, 12)]
 

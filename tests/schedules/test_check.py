@@ -4,9 +4,11 @@ import random
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.check import check
-from millrace.schedules.task import Pass, Task
-from millrace.schedules.text import parse, write
+from millrace.run.schedules.check import check
+from millrace.run.schedules.task import Pass, Task
+from millrace.run.schedules.text import parse, write
+
+pytestmark = pytest.mark.quick
 
 
 def refused(text, num_stages=2, num_micro_batches=1):

@@ -2,10 +2,10 @@ import pickle
 
 import pytest
 
-from millrace.schedules.concurrent import concurrent
-from millrace.schedules.simulate import merged, simulate
-from millrace.schedules.table import make_schedule
-from millrace.schedules.task import Pass
+from millrace.run.schedules.concurrent import concurrent
+from millrace.run.schedules.simulate import merged, simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.task import Pass
 
 COST = {Pass.FORWARD: 1, Pass.BACKWARD: 2}
 LEVELS = (0, 1, 1, 2)

@@ -1,8 +1,8 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.text import parse
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.text import parse
 
 
 def message(text):

@@ -1,5 +1,5 @@
-from millrace.schedules.dependencies import dependencies
-from millrace.schedules.text import parse
+from millrace.run.schedules.dependencies import dependencies
+from millrace.run.schedules.text import parse
 
 
 def words(text):

@@ -1,11 +1,13 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import gpipe as module
-from millrace.schedules.check import check
-from millrace.schedules.gpipe import gpipe
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.text import grid, write
+from millrace.run.schedules import gpipe as module
+from millrace.run.schedules.check import check
+from millrace.run.schedules.gpipe import gpipe
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.text import grid, write
+
+pytestmark = pytest.mark.quick
 
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 4 * p + 2)]
 

@@ -1,5 +1,9 @@
-from millrace.records.timeline import Span, Timeline
-from millrace.schedules.layout import cuts, lay_out
+import pytest
+
+from millrace.base.records.timeline import Span, Timeline
+from millrace.run.schedules.layout import cuts, lay_out
+
+pytestmark = pytest.mark.quick
 
 
 def draw(*times, cell=3):

@@ -1,12 +1,14 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import one_f_one_b as module
-from millrace.schedules.check import check
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import simulate
-from millrace.schedules.task import Pass
-from millrace.schedules.text import grid
+from millrace.run.schedules import one_f_one_b as module
+from millrace.run.schedules.check import check
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.text import grid
+
+pytestmark = pytest.mark.quick
 
 COST = {Pass.FORWARD: 1, Pass.BACKWARD: 2}
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 4 * p + 2)]

@@ -3,12 +3,13 @@ import random
 
 import pytest
 
+from case_marks import slow
+from millrace.base.options.default_devices import is_v_shaped, v_devices
 from millrace.errors import ScheduleError
-from millrace.options.default_devices import is_v_shaped, v_devices
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
-from millrace.schedules.table import SCHEDULES, make_schedule
-from millrace.schedules.task import Pass
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
+from millrace.run.schedules.table import SCHEDULES, make_schedule
+from millrace.run.schedules.task import Pass
 
 TWO = ((0,), (1,))
 
@@ -73,8 +74,15 @@ def assignments(rows, rng):
         yield tuple(tuple(rng.sample(processes, count)) for _ in range(rows))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("p", range(1, 6))
+def sizes():
+    """Slow are five groups, but for two schedules, and four with several stages each."""
+    for p, name in itertools.product(range(1, 6), SCHEDULES):
+        has_several = name == "looped" or is_v_shaped(name)
+        is_slow = (p == 4 and has_several) or (p == 5 and name not in ("1f1b_slack", "grouped"))
+        yield slow(p, name) if is_slow else (p, name)
+
+
+@pytest.mark.parametrize(("p", "name"), list(sizes()))
 def test_one_order_for_all_never_blocks(name, p):
     rng = random.Random(p)
     rounds = (1, 2) if name == "looped" else (2,) if is_v_shaped(name) else (1,)

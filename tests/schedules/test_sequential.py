@@ -1,11 +1,11 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import sequential as module
-from millrace.schedules.check import check
-from millrace.schedules.sequential import sequential
-from millrace.schedules.simulate import UNIT_COST, merged, simulate
-from millrace.schedules.text import grid, write
+from millrace.run.schedules import sequential as module
+from millrace.run.schedules.check import check
+from millrace.run.schedules.sequential import sequential
+from millrace.run.schedules.simulate import UNIT_COST, merged, simulate
+from millrace.run.schedules.text import grid, write
 
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 4 * p + 2)]
 

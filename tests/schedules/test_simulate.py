@@ -3,14 +3,16 @@ import itertools
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.dependencies import dependencies
-from millrace.schedules.looped import looped
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.sequential import sequential
-from millrace.schedules.simulate import UNIT_COST, merged, simulate
-from millrace.schedules.task import Pass
-from millrace.schedules.text import parse
-from millrace.schedules.zero_bubble import zero_bubble
+from millrace.run.schedules.dependencies import dependencies
+from millrace.run.schedules.looped import looped
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.sequential import sequential
+from millrace.run.schedules.simulate import UNIT_COST, merged, simulate
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.text import parse
+from millrace.run.schedules.zero_bubble import zero_bubble
+
+pytestmark = pytest.mark.quick
 
 CASES = [one_f_one_b(4, 9), zero_bubble(5, 7), looped(12, 10, 4), sequential(3, 3)]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.task import check_sizes
+from millrace.run.schedules.task import check_sizes
 
 
 def test_takes_one_of_each():

@@ -2,13 +2,14 @@ import pathlib
 
 import pytest
 
+from case_marks import with_marks
+from millrace.base.options.default_devices import is_v_shaped, v_devices
 from millrace.errors import ScheduleError
-from millrace.options.default_devices import is_v_shaped, v_devices
-from millrace.schedules.check import check
-from millrace.schedules.gpipe import gpipe
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.table import SCHEDULES, check_choice, make_schedule
-from millrace.schedules.text import grid, parse, write
+from millrace.run.schedules.check import check
+from millrace.run.schedules.gpipe import gpipe
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.table import SCHEDULES, check_choice, make_schedule
+from millrace.run.schedules.text import grid, parse, write
 
 OWN = "0F0 0B0 0F1 0B1  # all on one group after the other \n 1F0 1B0 1F1 1B1"
 
@@ -37,7 +38,7 @@ def test_the_names():
     ]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", with_marks(SCHEDULES, slow=("looped", "zb_v", "v_half", "v_min")))
 def test_every_name_makes_a_schedule_of_any_size(name):
     for p in range(1, 9):
         for v in rounds_of(name):

@@ -1,7 +1,9 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.task import Pass, Task, parse_task
+from millrace.run.schedules.task import Pass, Task, parse_task
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("kind", Pass)

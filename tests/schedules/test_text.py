@@ -1,15 +1,16 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.records.timeline import Span, Timeline
-from millrace.schedules import text as module
-from millrace.schedules.gpipe import gpipe
-from millrace.schedules.looped import looped
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.task import Pass, Task
-from millrace.schedules.text import grid, parse, scaled, write
-from millrace.schedules.zero_bubble import zero_bubble
+from millrace.run.schedules import text as module
+from millrace.run.schedules.gpipe import gpipe
+from millrace.run.schedules.looped import looped
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.task import Pass, Task
+from millrace.run.schedules.text import grid, parse, write
+from millrace.run.schedules.zero_bubble import zero_bubble
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("p", range(1, 9))
@@ -117,15 +118,3 @@ def test_a_schedule_that_stops_is_not_drawn():
 
 def test_nothing_is_drawn_as_nothing():
     assert grid(()) == ""
-
-
-def test_measured_tasks_are_drawn_to_scale():
-    spans = [
-        ("F", 0, 0, 0.0, 0.2),
-        ("B", 0, 0, 0.5, 1.0),
-        ("F", 1, 1, 0.2, 0.3),
-        ("B", 1, 1, 0.3, 0.51),
-    ]
-    timeline = Timeline(tuple(Span(s, k, 0, g, a, b) for k, s, g, a, b in spans), 2)
-    assert scaled(timeline, 20) == "stage 0 |FF   BBBBB|\nstage 1 |  FBB     |"
-    assert scaled(Timeline((), 1), 12) == "stage 0 |  |"

@@ -1,14 +1,25 @@
+import itertools
+
 import pytest
 
-from millrace.options.default_devices import V_SHAPED, default_devices, is_v_shaped
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import SCHEDULES, make_schedule
-from millrace.schedules.task import Pass
-from millrace.schedules.textbook import textbook_bubble
+from case_marks import slow
+from millrace.base.options.default_devices import V_SHAPED, default_devices, is_v_shaped
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import SCHEDULES, make_schedule
+from millrace.run.schedules.task import Pass
+from millrace.run.schedules.textbook import textbook_bubble
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("p", range(1, 9))
+def sizes():
+    """Slow are seven groups and more, and five and six with several stages each."""
+    for p, name in itertools.product(range(1, 9), SCHEDULES):
+        has_several = name == "looped" or is_v_shaped(name)
+        is_slow = p > 6 or (p > 4 and has_several)
+        # Without a formula there is nothing to compare.
+        yield slow(p, name) if is_slow and name != "1f1b_slack" else (p, name)
+
+
+@pytest.mark.parametrize(("p", "name"), list(sizes()))
 def test_simulation_agrees(name, p):
     for v in {"looped": (1, 2, 3, 4)}.get(name, (2,) if is_v_shaped(name) else (1,)):
         for m in range(1, 4 * p + 2):

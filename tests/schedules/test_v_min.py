@@ -1,10 +1,10 @@
 import pytest
 
-from millrace.schedules import v_min as module
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.text import grid, write
-from millrace.schedules.v_min import v_min
+from millrace.run.schedules import v_min as module
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.text import grid, write
+from millrace.run.schedules.v_min import v_min
 
 
 def test_reads_like_the_drawing():

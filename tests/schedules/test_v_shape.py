@@ -6,13 +6,13 @@ import time
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.check import check
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.v_half import v_half
-from millrace.schedules.v_min import v_min
-from millrace.schedules.v_shape import Pattern, check_v_groups, repeated
-from millrace.schedules.zb_v import zb_v
+from millrace.run.schedules.check import check
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.v_half import v_half
+from millrace.run.schedules.v_min import v_min
+from millrace.run.schedules.v_shape import Pattern, check_v_groups, repeated
+from millrace.run.schedules.zb_v import zb_v
 
 # Published: activations as micro-batches of 1F1B, which are two sets here.
 MEMORY = {

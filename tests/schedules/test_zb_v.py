@@ -1,9 +1,9 @@
 import pytest
 
-from millrace.schedules import zb_v as module
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.text import grid, write
-from millrace.schedules.zb_v import zb_v
+from millrace.run.schedules import zb_v as module
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.text import grid, write
+from millrace.run.schedules.zb_v import zb_v
 
 
 def test_reads_like_the_drawing():

@@ -1,12 +1,14 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import zero_bubble as module
-from millrace.schedules.check import check
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.simulate import UNIT_COST, simulate
-from millrace.schedules.text import grid, write
-from millrace.schedules.zero_bubble import zero_bubble
+from millrace.run.schedules import zero_bubble as module
+from millrace.run.schedules.check import check
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.simulate import UNIT_COST, simulate
+from millrace.run.schedules.text import grid, write
+from millrace.run.schedules.zero_bubble import zero_bubble
+
+pytestmark = pytest.mark.quick
 
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 4 * p + 2)]
 

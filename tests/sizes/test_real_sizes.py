@@ -11,7 +11,7 @@ import sys
 import pytest
 
 CASES = pathlib.Path(__file__).with_name("cases.py")
-START = "from millrace.cli.main import main; main()"
+START = "from millrace.tools.cli.main import main; main()"
 LAUNCH = ["-c", START, "launch", "--processes", "2", "--devices-per-process", "1"]
 
 

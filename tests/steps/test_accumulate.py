@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.options import Accumulation, Reduction
-from millrace.steps.accumulate import coefficient_of, make_accumulator, scale_of, weight_of
+from millrace.base.options import Accumulation, Reduction
+from millrace.programs.steps.accumulate import coefficient_of, make_accumulator, scale_of, weight_of
 
 
 @pytest.fixture(autouse=True)

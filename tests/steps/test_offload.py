@@ -12,15 +12,15 @@ from keras import layers
 
 import millrace
 from millrace._compat import jax_memory as jax_spaces
-from millrace.compiled_loop.programs import ProgramBuilder
-from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
-from millrace.pipelines.runtime.activation_offload import ActivationOffload
-from millrace.plan import BatchSpec, LoopForm, Mode, Plan
-from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.sequential import sequential
-from millrace.steps import offload
-from millrace.steps.state import State, Values
-from millrace.strategy.attach import detach
+from millrace.api.strategy.attach import detach
+from millrace.base.options import NO_OFFLOAD, Accumulation, Offload, Replication
+from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
+from millrace.programs.steps import offload
+from millrace.programs.steps.state import State, Values
+from millrace.run.compiled_loop.programs import ProgramBuilder
+from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
+from millrace.run.schedules.one_f_one_b import one_f_one_b
+from millrace.run.schedules.sequential import sequential
 
 ROWS, BATCH = 44, 4
 STATE = "offload_weight_update_variables"
@@ -111,12 +111,8 @@ def accumulating(steps, **others):
     return choose
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["adam", pytest.param("sgd", marks=SLOW), pytest.param("average", marks=SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "average"])
 def test_a_plain_step(optimizer):
     model = check_same(lambda: build(1, optimizer, 4), accumulating(1))
     model(data()[0])  # outside of its loop
@@ -124,19 +120,21 @@ def test_a_plain_step(optimizer):
     model.evaluate(*data(), verbose=0)
 
 
-@pytest.mark.parametrize("steps_per_execution", [4, pytest.param(12, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_execution", [4, 12])
 def test_accumulation_with_the_accumulators_in_host_memory(steps_per_execution):
     # 11 batches: the last window of an epoch is shorter and runs as accumulate and apply.
     check_same(lambda: build(1, "adam", steps_per_execution), accumulating(4, **{BUFFERS: True}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "sharing"),
     [
         (2, True),
-        pytest.param(2, False, marks=SLOW),
-        pytest.param(4, False, marks=SLOW),
-        pytest.param(4, True, marks=SLOW),
+        (2, False),
+        (4, False),
+        (4, True),
     ],
 )
 def test_replicas(replicas, sharing):
@@ -150,6 +148,7 @@ def test_replicas(replicas, sharing):
     assert all(shared) if sharing else not any(shared)
 
 
+@pytest.mark.slow
 def test_weights_that_replicas_share_out():
     seen = []
 
@@ -194,11 +193,12 @@ def pipelined(schedule, **options):
     return choose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "devices", "options"),
     [
         ("1f1b", 2, {}),
-        pytest.param("zero_bubble", 2, {}, marks=SLOW),
+        ("zero_bubble", 2, {}),
         ("sequential", 1, {"device_mapping": [0, 0]}),
         (
             None,
@@ -212,6 +212,7 @@ def test_pipelines(schedule, devices, options):
     model(data()[0])
 
 
+@pytest.mark.slow
 def test_a_slot_that_an_update_makes_anew_takes_no_memory_of_another_kind():
     # Adafactor does not read what it has of a kernel here; the kernel has the same shape.
     optimizer = keras.optimizers.Adafactor
@@ -250,6 +251,7 @@ def test_a_train_step_of_the_users_own():
     check_same(lambda: build(1, "adam", 4, Own), accumulating(1))
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_offload_and_outside_of_a_strategy():
     expected = build(1, "adam", 4)
     fit(expected, 6)
@@ -267,6 +269,7 @@ def test_training_goes_on_without_offload_and_outside_of_a_strategy():
     np.testing.assert_allclose(values(model)[0], values(expected)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_saving_and_loading(tmp_path):
     model = build(1, "adam", 4)
     accumulating(2)(model, True)
@@ -286,6 +289,7 @@ def test_saving_and_loading(tmp_path):
     assert kinds(loaded)[True] == {"pinned_host"}
 
 
+@pytest.mark.slow
 def test_averages_that_become_weights_in_a_callback():
     def make():
         return build(1, keras.optimizers.Adam(use_ema=True), 4)
@@ -335,7 +339,7 @@ def test_a_gpu_is_told_to_move_within_the_loop(steps):
         accumulation=Accumulation(steps=steps),
         step_logs=False,
         records=0,
-        group=millrace.devices.DeviceGroup(tuple(jax.devices()[:1])),
+        group=millrace.base.devices.DeviceGroup(tuple(jax.devices()[:1])),
         replication=Replication(),
         offload=Offload(optimizer_state=True),
     )
@@ -358,7 +362,7 @@ def plan_of(model_devices, **chosen):
         accumulation=Accumulation(steps=2),
         step_logs=False,
         records=0,
-        group=millrace.devices.DeviceGroup(tuple(jax.devices()[:model_devices])),
+        group=millrace.base.devices.DeviceGroup(tuple(jax.devices()[:model_devices])),
         replication=Replication(),
         offload=Offload(**chosen) if chosen else NO_OFFLOAD,
     )

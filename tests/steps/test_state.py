@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from millrace.errors import ModelError
-from millrace.steps.state import Values, as_lists, as_state, with_dtypes_of
+from millrace.programs.steps.state import Values, as_lists, as_state, with_dtypes_of
 
 
 def state(*shapes):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.api.strategy.attach import detach
+from millrace.api.strategy.saving import OPTIONS_FILE
 from millrace.errors import PlanError
-from millrace.strategy.attach import detach
-from millrace.strategy.saving import OPTIONS_FILE
 
 
 @keras.saving.register_keras_serializable("millrace_tests")
@@ -132,7 +132,7 @@ def test_a_stock_file_loads_in_a_scope_with_the_default_options(strategy, build,
     with strategy.scope():
         loaded = keras.models.load_model(path)
     assert is_attached(loaded)
-    assert loaded._millrace.setup.options == millrace.options.Options()
+    assert loaded._millrace.setup.options == millrace.base.options.Options()
 
 
 @pytest.mark.parametrize(

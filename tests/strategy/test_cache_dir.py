@@ -10,44 +10,18 @@ import sys
 import pytest
 
 import millrace
-from millrace.cache import files as cache_files
-from millrace.cache.entry import unpack
+from case_marks import exhaustive
+from millrace.compilation.cache import files as cache_files
+from millrace.compilation.cache.entry import unpack
 from millrace.errors import OptionError
 
-SCRIPT = """
-import json, logging, sys, warnings
-import jax
-import millrace
-import keras
-import numpy as np
-
-events, lines = [], []
-handler = logging.Handler(logging.WARNING)
-handler.emit = lambda record: lines.append(record.getMessage())
-logging.getLogger("millrace").addHandler(handler)
-jax.monitoring.register_event_listener(lambda event, **_: events.append(event.split("/")[-1]))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    strategy = millrace.Strategy(devices=1, **json.loads(sys.argv[1]))
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-    model.compile("adam", "mse", steps_per_execution=4)
-    x = np.random.rand(32, 8).astype("float32")
-    losses = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0).history["loss"]
-print(json.dumps({
-    "losses": losses,
-    "hits": events.count("cache_hits"),
-    "written": events.count("cache_misses"),
-    "warnings": lines + [str(w.message) for w in caught if "compilation cache" in str(w.message)],
-}))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "cached_fit.py"
 
 
 def start(environment, options):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps(options)],
+        [sys.executable, str(SCRIPT), json.dumps(options)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,6 +55,7 @@ def copy(warm, tmp_path):
     return pathlib.Path(shutil.copytree(warm[0], tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(warm):
     root, first = warm
     assert first["hits"] == 0
@@ -98,10 +73,10 @@ def damaged(kind, content):
     return b"" if kind == "emptied" else b"To whom it may concern"
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("flipped", "emptied", "foreign")]
-
-
-@pytest.mark.parametrize("kind", ["truncated", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["truncated", "flipped", exhaustive("emptied"), exhaustive("foreign")]
+)
 def test_damaged_files_are_compiled_again_with_one_warning(warm, copy, kind):
     for path in executables(copy):
         path.write_bytes(damaged(kind, path.read_bytes()))
@@ -123,6 +98,7 @@ def test_the_process_after_the_repair_compiles_nothing(warm, copy):
     assert train(copy) == {**warm[1], "hits": warm[1]["written"], "written": 0}
 
 
+@pytest.mark.slow
 def test_entries_of_another_version_are_left_alone(warm, copy):
     (directory,) = {path.parent for path in executables(copy)}
     other = directory.rename(copy / "0.9.0-cpu-12345678")
@@ -130,6 +106,7 @@ def test_entries_of_another_version_are_left_alone(warm, copy):
     assert len(list(other.iterdir())) == len(executables(copy)) / 2
 
 
+@pytest.mark.slow
 def test_a_file_in_place_of_the_directory(warm, tmp_path):
     (tmp_path / "file").write_text("mine")
     found = train(tmp_path / "file")

@@ -7,7 +7,6 @@ import pytest
 
 import millrace
 from millrace.errors import (
-    DataError,
     LoopError,
     ModelError,
     OptionError,
@@ -140,16 +139,6 @@ MISUSES = {
         fit_with_a_schedule(lambda: "0F0 0B0"),
         ScheduleError,
         ["does not take two numbers", "schedule(num_stages, num_micro_batches)"],
-    ),
-    "replay a number": (
-        made(millrace.replay.replay, 3),
-        OptionError,
-        ["directory must be the path", "Received: 3 of type int"],
-    ),
-    "replay nothing": (
-        made(millrace.replay.replay, "nonexistent"),
-        DataError,
-        ["nonexistent holds no flight record"],
     ),
     "timeout of text": (
         made(millrace.distributed.initialize, initialization_timeout="5m"),

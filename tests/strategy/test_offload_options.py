@@ -10,9 +10,9 @@ from keras import layers
 
 import millrace
 from millrace._compat import jax_memory as jax_spaces
+from millrace.base.options import NO_OFFLOAD
 from millrace.errors import OptionError
-from millrace.fit.controller import controller_of
-from millrace.options import NO_OFFLOAD
+from millrace.run.fit.controller import controller_of
 
 STATE = "offload_weight_update_variables"
 BUFFERS = "offload_gradient_accumulation_buffers"

@@ -8,8 +8,10 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.base.options import Pipelining, RecomputationMode, Reduction
 from millrace.errors import ModelError, OptionError, PlanError, ScheduleError
-from millrace.options import Pipelining, RecomputationMode, Reduction
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture
@@ -415,7 +417,7 @@ def test_a_model_whose_calls_cannot_be_found_is_a_pipeline_for_nobody(one_device
         model = Subclassed()
     model(data()[0])
     model.compile("sgd", "mse", steps_per_execution=2)
-    monkeypatch.setattr("millrace.pipelines.assignment.observed_calls.run_symbolically", fails)
+    monkeypatch.setattr("millrace.run.pipelines.assignment.observed_calls.run_symbolically", fails)
     fit(model)
     assert one_device.statistics().pipeline.tasks == 0
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)

@@ -5,9 +5,9 @@ them only that it has never seen the function: executables of ours are compiled 
 """
 
 import logging
+import pathlib
 import subprocess
 import sys
-import textwrap
 
 import jax
 import keras
@@ -16,10 +16,11 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiling.sharing import sharing
+from case_marks import with_marks
+from millrace.base.records.compilation import Origin
+from millrace.compilation.executables.sharing import sharing
+from millrace.compilation.explain.diagnose import history
 from millrace.errors import RecompilationError
-from millrace.explain.diagnose import history
-from millrace.records.compilation import Origin
 
 SCALE = 3.0
 
@@ -215,7 +216,10 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.__name__)
+SLOW = ("other_rows", "matmul_precision", "constant_of_a_loss", "body_of_a_loss")
+
+
+@pytest.mark.parametrize("cause", with_marks(CAUSES, slow=SLOW), ids=lambda cause: cause.__name__)
 def test_a_cause_is_named(strategy, cause):
     model = strategy.attach(mlp())
     fit(model)
@@ -381,17 +385,11 @@ def test_every_compilation_is_a_line_at_level_info(strategy, caplog):
     assert "first compilation" in lines[-1]
 
 
+@pytest.mark.slow
 def test_records_are_there_when_a_run_was_killed(tmp_path):
-    code = f"""
-        import millrace, keras, os, numpy as np
-        strategy = millrace.Strategy(devices=1, report_dir={str(tmp_path)!r})
-        model = strategy.attach(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
-        model.compile("sgd", "mse")
-        model.train_on_batch(np.zeros((4, 8)), np.zeros((4, 1)))
-        os._exit(1)
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
-    (record,) = millrace.records.run.read_compile_log(tmp_path)
+    script = pathlib.Path(__file__).parent / "abandoned_run.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=False)
+    (record,) = millrace.base.records.run.read_compile_log(tmp_path)
     assert (record.program, record.cause) == ("train_run", "first compilation")
     assert record.peak_bytes > 0
 

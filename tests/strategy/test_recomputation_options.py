@@ -8,8 +8,8 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.base.options import Recomputation, RecomputationMode
 from millrace.layers import RecomputationCheckpoint
-from millrace.options import Recomputation, RecomputationMode
 
 X = np.ones((16, 4), "float32")
 
@@ -111,6 +111,7 @@ MODES = ["auto", "recompute_then_backpropagate", "recompute_and_backpropagate_in
 ILLEGAL = {("sequential", MODES[1]), ("1f1b", MODES[2])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["grouped", "1f1b", "sequential"])
 def test_modes_and_schedules(schedule):
     losses = set()
@@ -136,6 +137,7 @@ def said(model, caplog):
     return [m for r in caplog.records if "has no effect" in (m := r.getMessage())]
 
 
+@pytest.mark.slow
 def test_boundaries_that_cannot_act_say_so_once(strategy, caplog):
     model = marked(strategy)
     (message,) = said(model, caplog)

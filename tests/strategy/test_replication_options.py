@@ -110,6 +110,7 @@ def test_executions_of_evaluate_and_predict_are_rounds_of_all_replicas():
         model.predict(data()[0], batch_size=2, verbose=0)
 
 
+@pytest.mark.slow
 def test_an_execution_of_a_whole_epoch_need_not_be_whole_updates():
     model = build(4, steps=3, steps_per_execution=50)
     fit(model, rows=40)
@@ -159,6 +160,7 @@ def test_one_device_says_nothing_of_replicas(caplog):
     assert "replica" not in caplog.text
 
 
+@pytest.mark.slow
 def test_options_travel_with_the_model(tmp_path):
     model = build(2)
     model.set_replication_options(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.base.records.compilation import Origin
 from millrace.errors import RecompilationError
-from millrace.records.compilation import Origin
 
 HERE = os.path.basename(__file__)
 ONES = np.ones(3, np.float32)

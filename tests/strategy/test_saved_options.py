@@ -6,9 +6,9 @@ import zipfile
 import keras
 import pytest
 
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options
+from millrace.base.options import Options
 from millrace.errors import OptionError
-from millrace.options import Options
-from millrace.strategy.saving import OPTIONS_FILE, load_options
 
 
 @pytest.fixture

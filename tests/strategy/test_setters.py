@@ -9,8 +9,9 @@ import pathlib
 import keras
 import pytest
 
-from millrace.errors import OptionError
-from millrace.options import (
+from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
+from millrace.api.strategy.setters import SETTERS, as_markdown
+from millrace.base.options import (
     MIB,
     TABLE,
     Accumulation,
@@ -21,9 +22,10 @@ from millrace.options import (
     Reduction,
     arguments_of,
 )
-from millrace.options.table import RECOMPUTATION
-from millrace.strategy.saving import OPTIONS_FILE, load_options, save_options
-from millrace.strategy.setters import SETTERS, as_markdown
+from millrace.base.options.table import RECOMPUTATION
+from millrace.errors import OptionError
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, TapError
-from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
-from millrace.taps.outfeed import OutfeedQueue
-from millrace.taps.taps import collecting
+from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.programs.taps.taps import collecting
 
 
 def values_of(queue, program, *arguments):

@@ -8,9 +8,11 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, QueueError, TapError
-from millrace.taps.outfeed import OutfeedQueue
-from millrace.taps.taps import collecting
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.programs.taps.taps import collecting
 from own_threads import own_threads
+
+pytestmark = pytest.mark.quick
 
 SECONDS = 60  # that no wait takes
 

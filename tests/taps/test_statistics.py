@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.options import TapRequest
-from millrace.records.tensors import STATISTICS
-from millrace.taps.statistics import all_norms, histogram_of, reduction_of, statistics_of
+from millrace.base.options import TapRequest
+from millrace.base.records.tensors import STATISTICS
+from millrace.programs.taps.statistics import all_norms, histogram_of, reduction_of, statistics_of
 
 
 def tensors():

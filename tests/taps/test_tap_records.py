@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from millrace.taps.entries import MAX_BYTES, empty_taps, max_tapped_steps
-from millrace.taps.outfeed import OutfeedQueue
-from millrace.taps.taps import Tapped
+from millrace.programs.taps.entries import MAX_BYTES, empty_taps, max_tapped_steps
+from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.programs.taps.taps import Tapped
 
 
 def tapped_bytes(nbytes, key="rows"):

@@ -1,6 +1,7 @@
 """The bytes of tapped values: those that wait to be read, and little more."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from millrace.optimizers import OutfeedOptimizer
-from millrace.taps import delivery, entries
-from millrace.taps.delivery import Delivery
-from millrace.taps.entries import MAX_BYTES, Taps
-from millrace.taps.taps import Tapped
+from millrace.programs.taps import delivery, entries
+from millrace.programs.taps.delivery import Delivery
+from millrace.programs.taps.entries import MAX_BYTES, Taps
+from millrace.programs.taps.taps import Tapped
 
 ROWS, WIDTH, UNITS = 4, 32, 256
 GRADIENT = (WIDTH * UNITS + UNITS) * 4  # bytes of the gradients of one update
@@ -61,7 +63,7 @@ def of_calls(monkeypatch):
     return sizes, alive
 
 
-@pytest.mark.parametrize("when", ["before_apply", "after_compute"])
+@pytest.mark.parametrize("when", ["before_apply", slow("after_compute")])
 def test_calls_carry_little_and_elements_that_are_not_kept_are_let_go(of_calls, when, monkeypatch):
     monkeypatch.setattr(delivery, "MAX_PENDING", 2)
     sizes, alive = of_calls
@@ -94,8 +96,15 @@ def test_a_filter_that_takes_nothing_costs_nothing(of_calls):
     assert not queue.enqueued
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("when", ["before_apply", "after_compute"])
+@pytest.mark.parametrize(
+    ("when", "replicas"),
+    [
+        ("before_apply", 1),
+        slow("before_apply", 2),
+        slow("after_compute", 1),
+        slow("after_compute", 2),
+    ],
+)
 def test_calls_of_any_length_have_the_same_numbers(monkeypatch, of_calls, when, replicas):
     sizes, _ = of_calls
     options = {"when": when, "accumulation": 3, "replicas": replicas}
@@ -161,32 +170,11 @@ def test_results_wait_by_their_bytes(size, waiting, monkeypatch):
     assert queue.number == many
 
 
-PROCESS = """
-import sys
-import keras, numpy as np, millrace
-kind, steps, read = sys.argv[1], int(sys.argv[2]), []
-model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(128, "relu"),
-                          keras.layers.Dense(10)])
-millrace.Strategy(devices=1).attach(model)
-optimizer = keras.optimizers.SGD(0.01)
-if kind == "queue":
-    queue = millrace.MaybeOutfeedQueue()
-    optimizer = millrace.optimizers.OutfeedOptimizer(optimizer, queue, model=model)
-class Read(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        read.append(sum(value.nbytes for value in queue.dequeue().values()))
-model.compile(optimizer, "mse", steps_per_execution=steps)
-x, y = np.ones((steps * 32, 784), "float32"), np.ones((steps * 32, 10), "float32")
-model.fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=[Read()] * (kind == "queue"))
-status = open("/proc/self/status").read()
-print(int(status.split("VmHWM:")[1].split()[0]) * 1024, max(read, default=0))
-"""
-
-
 def peak_and_bytes(kind, steps):
+    script = pathlib.Path(__file__).parent / "peak_script.py"
     environment = {**os.environ, "MILLRACE_CACHE_DIR": "off"}
     done = subprocess.run(
-        [sys.executable, "-c", PROCESS, kind, str(steps)],
+        [sys.executable, str(script), kind, str(steps)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -196,6 +184,7 @@ def peak_and_bytes(kind, steps):
     return map(int, done.stdout.split()[-2:])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
 def test_a_process_needs_memory_for_the_elements_that_wait():
     steps = 400

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from millrace.threads.made_once import MadeOnce
+from millrace.base.threads.made_once import MadeOnce
 
 
 def test_a_value_is_made_once_and_kept():

@@ -1,6 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from millrace.threads.scoped_value import Notes
+from millrace.base.threads.scoped_value import Notes
 
 
 def test_a_note_is_new_once():

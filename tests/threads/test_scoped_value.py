@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from millrace.threads.scoped_value import ScopedValue
+from millrace.base.threads.scoped_value import ScopedValue
 
 
 def test_a_value_holds_within_its_block():

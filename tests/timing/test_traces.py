@@ -12,10 +12,11 @@ import pytest
 from keras import layers
 
 import millrace
+from case_marks import slow
 from millrace.errors import TaskError
-from millrace.pipelines.runtime.tasks import StageTasks
-from millrace.schedules.table import make_schedule
-from millrace.timing.tracer import Tracer
+from millrace.run.pipelines.runtime.tasks import StageTasks
+from millrace.run.schedules.table import make_schedule
+from millrace.run.timing.tracer import Tracer
 from own_threads import own_threads
 
 ROWS, STEPS = 4, 4  # of a micro-batch, of an update
@@ -58,7 +59,9 @@ def check_times(trace):
     assert all(0 <= each.start <= each.end for each in trace.activities)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "grouped", "sequential", "zero_bubble"])
+@pytest.mark.parametrize(
+    "name", [slow("gpipe"), "1f1b", slow("grouped"), slow("sequential"), slow("zero_bubble")]
+)
 def test_a_trace_has_the_tasks_of_the_schedule(tmp_path, name):
     fit(pipeline(tmp_path, pipeline_schedule=name), 4)
     found = traces(tmp_path)
@@ -77,6 +80,7 @@ def test_a_trace_has_the_tasks_of_the_schedule(tmp_path, name):
         assert sorted(updates) == ["group 0", "group 1", "group 2"]
 
 
+@pytest.mark.slow
 def test_looped_stages_share_their_groups(tmp_path):
     fit(
         pipeline(
@@ -89,6 +93,7 @@ def test_looped_stages_share_their_groups(tmp_path):
     check_times(trace)
 
 
+@pytest.mark.slow
 def test_later_loops_are_traced_from_their_first_update_on(tmp_path):
     model = pipeline(tmp_path)
     fit(model, 1)  # which compiles
@@ -100,6 +105,7 @@ def test_later_loops_are_traced_from_their_first_update_on(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_replicas_of_a_pipeline(tmp_path):
     model = pipeline(tmp_path, (0, 1), "cpu:4", updates=2)
     fit(model, 6)  # three updates of two replicas
@@ -146,7 +152,7 @@ def whole(directory, steps_per_execution, updates=1):
     return model
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 10])
+@pytest.mark.parametrize("steps_per_execution", [slow(1), 10])
 def test_calls_of_a_model_in_one_piece(tmp_path, steps_per_execution):
     model = whole(tmp_path, steps_per_execution)
     model.fit(*data(ROWS * 40), batch_size=ROWS, verbose=0)
@@ -162,6 +168,7 @@ def test_calls_of_a_model_in_one_piece(tmp_path, steps_per_execution):
         check_times(trace)
 
 
+@pytest.mark.slow
 def test_calls_of_an_update_in_parts(tmp_path):
     """Batches of another size within an update: it takes several calls, and one that applies."""
     model = whole(tmp_path, 8, updates=8)
@@ -173,6 +180,7 @@ def test_calls_of_an_update_in_parts(tmp_path):
     assert trace.updates == 1
 
 
+@pytest.mark.slow
 def test_the_host_and_the_infeed_have_rows(tmp_path):
     model = pipeline(tmp_path, updates=8)
 
@@ -207,6 +215,7 @@ def test_a_failed_task_leaves_no_trace_and_no_thread(tmp_path, monkeypatch):
     assert [each.update for each in traces(tmp_path)] == [0, 1]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_threads(tmp_path):
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -219,6 +228,7 @@ def test_an_interrupt_ends_the_threads(tmp_path):
     assert own_threads() == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_traces_and_not_the_training(tmp_path, monkeypatch, caplog):
     model = pipeline(tmp_path)
     fit(model, 1)
@@ -227,16 +237,18 @@ def test_a_full_disk_ends_traces_and_not_the_training(tmp_path, monkeypatch, cap
     assert "no longer written" in caplog.text
 
 
+@pytest.mark.slow
 def test_traces_that_cannot_be_made_are_dropped(tmp_path, monkeypatch):
     """Recording must not end a training: whatever goes wrong in its threads stays there."""
-    monkeypatch.setattr("millrace.timing.measurement._time", lambda *_: 1 / 0)
+    monkeypatch.setattr("millrace.run.timing.measurement._time", lambda *_: 1 / 0)
     fit(pipeline(tmp_path), 4)
     assert traces(tmp_path) == []
     assert own_threads() == []
 
 
+@pytest.mark.slow
 def test_a_run_has_a_bounded_number_of_spans(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.timing.tracer.MOST_SPANS", 0)
+    monkeypatch.setattr("millrace.run.timing.tracer.MOST_SPANS", 0)
     model = pipeline(tmp_path)
     model._millrace.totals.trace_budget.__init__(2 * STEPS * 3 * 2 + 1)
     fit(model, 20)
@@ -251,6 +263,7 @@ def test_without_records_there_is_no_tracer(monkeypatch):
     assert not any(each.name == "millrace-timing" for each in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_an_update_that_compiles_leaves_no_trace(tmp_path):
     model = whole(tmp_path, 1)
     x, y = data(ROWS * 4 + 1)  # the last batch, of one row, is execution 4
@@ -258,6 +271,7 @@ def test_an_update_that_compiles_leaves_no_trace(tmp_path):
     assert [each.update for each in traces(tmp_path)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_stage_with_one_large_weight(tmp_path):
     """All results of its backward are donated, and too large to copy."""
     strategy = millrace.Strategy(devices="cpu:2", report_dir=tmp_path)
@@ -277,6 +291,7 @@ def test_a_stage_with_one_large_weight(tmp_path):
     assert len(traces(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_no_arrays_stay_behind(tmp_path):
     model = pipeline(tmp_path, updates=4)
     numbers = []

@@ -26,7 +26,7 @@ from jax import lax
 
 from millrace._compat.patch_table import BATCH_MOMENTS
 from millrace._compat.patches import held, replace
-from millrace.threads.scoped_value import ScopedValue
+from millrace.base.threads.scoped_value import ScopedValue
 
 
 class _Replicas(NamedTuple):

@@ -14,7 +14,7 @@ import jax
 import keras
 from jax._src.core import EvalTrace, Tracer, trace_ctx
 
-from millrace.own_code import is_own_file
+from millrace.base.own_code import is_own_file
 
 _PACKAGES = tuple(str(pathlib.Path(file).parent) for file in (jax.__file__, keras.__file__))
 _PYTHON, _INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")

@@ -15,8 +15,8 @@ import keras
 from millrace._compat.patch_table import LOADING_FAILURE, MODEL_INIT
 from millrace._compat.patches import replace
 from millrace._compat.versions import keras_is
+from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import MillraceError
-from millrace.pytrees import ArrayTree, SpecTree
 
 CHECKED_BUILD = "_maybe_symbolic_build"  # the method by which fit builds a model, from 3.16 on
 

@@ -15,7 +15,7 @@ from keras.src.ops.function import Function as KerasFunction
 from millrace._compat.keras_graph import graph_of, numbered_nodes
 from millrace._compat.patch_table import GRAPH_RUN, LAYER_CALL, REMAT, STATELESS_CALL
 from millrace._compat.patches import held, replace
-from millrace.threads.scoped_value import ScopedValue
+from millrace.base.threads.scoped_value import ScopedValue
 
 
 class _Frame:

@@ -25,7 +25,7 @@ from millrace._compat.patches import unpatched
 from millrace._compat.tensorflow_dataset import RememberingDataset
 from millrace._compat.versions import keras_is
 from millrace._compat.versions import private as private_name
-from millrace.pytrees import ArrayTree
+from millrace.base.pytrees import ArrayTree
 
 __all__ = [
     "BATCH_SIZE",

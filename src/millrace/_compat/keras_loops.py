@@ -25,7 +25,7 @@ import keras
 from millrace._compat.patch_table import EPOCH_ITERATOR, EVALUATE, FIT, PREDICT
 from millrace._compat.patches import replace
 from millrace._compat.versions import keras_is
-from millrace.threads.scoped_value import ScopedValue
+from millrace.base.threads.scoped_value import ScopedValue
 
 Make = Callable[[Any, str, dict[str, Any]], Any | None]
 _PATCHES = {"train": FIT, "test": EVALUATE, "predict": PREDICT}

@@ -23,7 +23,7 @@ import keras
 
 from millrace._compat.patch_table import REDUCE_LOSS
 from millrace._compat.patches import held, replace
-from millrace.threads.scoped_value import ScopedValue
+from millrace.base.threads.scoped_value import ScopedValue
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 

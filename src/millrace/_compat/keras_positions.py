@@ -15,7 +15,7 @@ import numpy as np
 from millrace._compat.keras_data import DataAdapter, is_array_adapter, tensorflow_dataset
 from millrace._compat.tensorflow_dataset import RememberingDataset
 from millrace._compat.torch_loader import LoaderBatches, has_state
-from millrace.pytrees import ArrayTree
+from millrace.base.pytrees import ArrayTree
 
 
 def tracked_source(

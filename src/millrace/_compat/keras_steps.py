@@ -22,7 +22,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from millrace._compat.patch_table import COND, COND_OF_OPTIMIZERS
 from millrace._compat.patches import replace
 from millrace._compat.versions import owners
-from millrace.pytrees import ArrayTree
+from millrace.base.pytrees import ArrayTree
 
 METRICS_SCOPE = "metrics"  # in names of operations; Keras has none
 

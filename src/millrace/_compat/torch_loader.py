@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.pytrees import ArrayTree
+from millrace.base.pytrees import ArrayTree
 
 _TENSOR = "millrace tensor"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace_ipu import ipu
 from millrace_ipu.ipu.config import reset_system
 

@@ -1,8 +1,11 @@
+import itertools
+
 import keras
 import numpy as np
 import pytest
 from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
+from case_marks import with_marks
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
@@ -62,8 +65,14 @@ def expected():
     return loss_of(model)
 
 
-@pytest.mark.parametrize("schedule", PipelineSchedule, ids=lambda s: s.name)
-@pytest.mark.parametrize("mode", RecomputationMode, ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    ("mode", "schedule"),
+    with_marks(
+        itertools.product(RecomputationMode, PipelineSchedule),
+        slow=[(RecomputationMode.Auto, PipelineSchedule.Grouped)],
+    ),
+    ids=lambda each: each.name,
+)
 def test_f03_pairs_of_mode_and_schedule(system, expected, mode, schedule):
     system(2, allow_recompute=True)
     strategy = ipu.ipu_strategy.IPUStrategy()
@@ -89,6 +98,7 @@ def memory(system, allowed, mark):
     ]
 
 
+@pytest.mark.slow
 def test_f03_the_master_switch_makes_marks_and_modes_inert(system):
     plain = memory(system, False, keras.layers.Identity)
     assert memory(system, False, RecomputationCheckpoint) == plain

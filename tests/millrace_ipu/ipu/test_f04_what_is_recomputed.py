@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
-from millrace.compiling import executable
+from millrace.compilation.executables import executable
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
@@ -41,6 +41,7 @@ def with_dropout():
     ]
 
 
+@pytest.mark.slow
 def test_f04_masks_are_the_same_when_they_are_replayed(system):
     stages = [0, 0, 0, 0, 1]
     plain = trained(system, False, with_dropout, stages)
@@ -66,6 +67,7 @@ def tanhs(monkeypatch):
     return counts
 
 
+@pytest.mark.slow
 def test_f04_the_last_stage_replays_what_is_before_its_final_mark(system, tanhs):
     def layers():
         dense = [keras.layers.Dense(8, "tanh") for _ in range(5)]

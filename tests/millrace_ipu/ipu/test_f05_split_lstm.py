@@ -17,6 +17,7 @@ def script(monkeypatch):
     return script
 
 
+@pytest.mark.slow
 def test_f05_slices_make_no_difference(script):
     """All slices but the last have no weight in the sum, so the loss is that of one slice."""
     losses, lstm, last = [], None, None

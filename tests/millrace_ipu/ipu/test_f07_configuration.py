@@ -84,6 +84,7 @@ def test_f07_too_many_devices_are_an_error_that_lists_those_there_are(config):
         config.configure_ipu_system()
 
 
+@pytest.mark.slow
 def test_f07_a_fresh_process_makes_the_devices():
     program = (
         "from millrace_ipu import ipu\n"

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from linear_models import linear, rows, two_stages
 
+from millrace.base.options import Reduction
 from millrace.errors import OptionError
-from millrace.options import Reduction
 from millrace_ipu import ipu
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from linear_models import rows, two_stages
 
+from millrace.base.options import Reduction
 from millrace.errors import OptionError
-from millrace.options import Reduction
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 from millrace_ipu.ipu.ops.pipelining_ops import PipelineStageOptions
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode

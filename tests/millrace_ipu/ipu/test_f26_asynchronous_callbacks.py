@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from linear_models import linear, rows, two_stages
 
-from millrace.plan import Mode
+from millrace.programs.plan import Mode
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 
 

@@ -29,6 +29,7 @@ def test_f29_the_guide_names_every_argument():
     assert all(len(line.split("  ")) > 1 for line in guide.splitlines() if line)
 
 
+@pytest.mark.slow
 def test_f29_the_new_way_of_the_old_example(system):
     system(2)
     random = np.random.default_rng(0)

@@ -59,6 +59,7 @@ def by_hand(kernel, bias):
     return jax.lax.scan(step, (kernel, bias), (x, y))
 
 
+@pytest.mark.slow
 def test_f36_a_thread_reads_while_the_program_runs(system):
     global queue
     system(1)

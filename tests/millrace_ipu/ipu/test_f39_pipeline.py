@@ -6,9 +6,9 @@ from functional_net import RATE, Net, assert_weights, run
 from keras import ops
 from ticks_of_pipelines import schedule_table
 
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import make_schedule
-from millrace.schedules.task import Pass
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.task import Pass
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ops.pipelining_ops import (
     OptimizerFunctionOutput,
@@ -281,6 +281,7 @@ def test_f44_the_last_stages_may_be_concurrent(net, system):
     np.testing.assert_allclose(actual[0], actual[2].sum((1, 2)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_f37_a_pipeline_of_two_shards_on_eight_devices_has_four_replicas(net, system):
     system(8)
 
@@ -301,6 +302,7 @@ def test_f37_a_pipeline_of_two_shards_on_eight_devices_has_four_replicas(net, sy
         run(net, 2, stages=[first, lambda x, index: (index, x)], optimizer_function=None)
 
 
+@pytest.mark.slow
 def test_f53_what_goes_to_the_outfeed(net, system):
     system(3)
 

@@ -76,6 +76,7 @@ def test_f49_sharding_needs_state_that_may_be_offloaded(net, system):
         trained(net, replicated_weight_sharding=True, offload_weights=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_f49_four_replicas_hold_a_quarter_of_the_state_each(system, sharded):
     system(8)
@@ -108,6 +109,7 @@ def test_f49_four_replicas_hold_a_quarter_of_the_state_each(system, sharded):
     assert_weights(net.weights(), [w - RATE * g for w, g in zip(net.start, total, strict=True)])
 
 
+@pytest.mark.slow
 def test_f50_batch_serialization_is_longer_accumulation(system):
     system(1)
     net = Net(elements=12)
@@ -152,6 +154,7 @@ def test_f51_recomputation_modes(net, system):
         )
 
 
+@pytest.mark.slow
 def test_f51_all_modes_take_the_same_memory_while_recomputation_is_off(net, system):
     system(3)
     options = {"pipeline_schedule": PipelineSchedule.Grouped}

@@ -36,6 +36,7 @@ def blocks(text):
     return [block.split("\n") for block in "\n".join(lines).strip("\n").split("\n\n")]
 
 
+@pytest.mark.slow
 def test_f63_the_program_as_it_is(tutorial, stub, capsys):
     tutorial.main([])
     actual = blocks(capsys.readouterr().out)

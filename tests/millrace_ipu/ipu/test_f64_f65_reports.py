@@ -13,10 +13,10 @@ import pytest
 from examples_of_ipu import load
 
 import millrace
-from millrace.cache.use import use_cache
-from millrace.compiling.sharing import sharing
+from millrace.base.threads.scoped_value import Notes
+from millrace.compilation.cache.use import use_cache
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import OptionError
-from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
 from millrace_ipu.ipu import program_reports
 from millrace_ipu.ipu.engine_options import AutoReport, auto_report
@@ -114,6 +114,7 @@ def test_f64_without_the_variable_there_is_none(system):
     assert not strategy._totals.sinks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"all": "false"}, {}, {"directory": "elsewhere"}])
 def test_f64_options_that_ask_for_nothing(system, ask, options):
     system(1)
@@ -123,6 +124,7 @@ def test_f64_options_that_ask_for_nothing(system, ask, options):
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_f64_training_is_the_same_with_reports(system, ask):
     system(2)
     losses = []
@@ -134,6 +136,7 @@ def test_f64_training_is_the_same_with_reports(system, ask):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_f64_the_stages_of_a_pipeline_are_one_program(system, ask):
     system(2)
     ask(all="true", directory="made/here")
@@ -149,6 +152,7 @@ def test_f64_the_stages_of_a_pipeline_are_one_program(system, ask):
     assert len(facts["devices"]) == 2
 
 
+@pytest.mark.slow
 def test_f65_the_report_has_a_row_of_tasks_for_each_device(system, ask):
     """The trace shows accumulation as tasks of micro-batches, before one update."""
     system(2)
@@ -162,6 +166,7 @@ def test_f65_the_report_has_a_row_of_tasks_for_each_device(system, ask):
     assert 1 <= len(run.traces) <= 3
 
 
+@pytest.mark.slow
 def test_f65_the_report_has_operations_of_layers_optimizer_and_accumulation(system, ask):
     system(2)
     ask(all="true")
@@ -174,6 +179,7 @@ def test_f65_the_report_has_operations_of_layers_optimizer_and_accumulation(syst
     assert "accumulation" in {group.role for group in groups}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"all": "true", "outputExecutionProfile": "false"}, {"outputGraphProfile": "true"}],
@@ -188,6 +194,7 @@ def test_f64_the_profile_of_executions_can_be_left_out(system, ask, options):
     assert run.memory["train"].peak.bytes > 0
 
 
+@pytest.mark.slow
 def test_f64_the_profile_of_the_graph_can_be_left_out(system, ask):
     system(2)
     ask(all="true", outputGraphProfile="false", executionProfileProgramRunCount=1)
@@ -197,6 +204,7 @@ def test_f64_the_profile_of_the_graph_can_be_left_out(system, ask):
     assert (len(run.memory), len(run.traces)) == (0, 1)
 
 
+@pytest.mark.slow
 def test_f64_another_batch_size_is_another_program(system, ask):
     system(1)
     ask(all="true")
@@ -213,6 +221,7 @@ def test_f64_another_batch_size_is_another_program(system, ask):
     assert "shape" in framework(paths[1])["executables"][0]["cause"]
 
 
+@pytest.mark.slow
 def test_f64_two_models_have_their_own(system, ask):
     system(1)
     ask(all="true")
@@ -227,6 +236,7 @@ def test_f64_two_models_have_their_own(system, ask):
         assert {loop.model for loop in run.loops} == {framework(path)["model"]}
 
 
+@pytest.mark.slow
 def test_f64_validation_in_fit_is_a_program_of_its_own(system, ask):
     system(1)
     ask(all="true")
@@ -239,6 +249,7 @@ def test_f64_validation_in_fit_is_a_program_of_its_own(system, ask):
     assert [loop.outcome for loop in run.loops] == ["finished"]
 
 
+@pytest.mark.slow
 def test_f64_it_may_be_set_in_python_after_the_strategy(system, monkeypatch):
     system(1)
     strategy = ipu.ipu_strategy.IPUStrategy()
@@ -266,6 +277,7 @@ def test_f64_a_function_of_the_strategy_leaves_a_report(system, ask):
     assert millrace.records.load(reports()[":triple"]).compilations[0].program == "triple"
 
 
+@pytest.mark.slow
 def test_f64_a_program_of_the_cache_leaves_none(system, ask, tmp_path):
     use_cache(tmp_path / "cache")
     system(1)
@@ -287,6 +299,7 @@ def test_f64_a_program_of_the_cache_leaves_none(system, ask, tmp_path):
     assert left == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_f64_a_directory_that_cannot_be_written_does_not_end_training(system, ask, caplog):
     system(1)
     pathlib.Path("file").write_text("")
@@ -360,6 +373,7 @@ def test_f64_other_engine_options_warn_once(caplog):
     assert "POPLAR_ENGINE_OPTIONS debug.allowOutOfMemory has no effect" in record.getMessage()
 
 
+@pytest.mark.slow
 def test_f06_checkpoints_lower_the_peak_of_the_report(system, ask, monkeypatch):
     """The program with the split LSTM, with seven checkpoints and with none."""
     script = load("recompute_lstm")

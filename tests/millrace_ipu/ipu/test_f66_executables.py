@@ -11,48 +11,16 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.cache.use import use_cache
+from millrace.base.threads.scoped_value import Notes
+from millrace.compilation.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
-from millrace.threads.scoped_value import Notes
 from millrace_ipu import ipu
 from millrace_ipu.ipu import environment
 from millrace_ipu.tensorflow import no_operation
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
 
-# A model and a function; the lines of the warm part stand between two markers.
-SCRIPT = """
-import json, sys
-from millrace_ipu import ipu
-import keras, millrace
-import numpy as np
-
-config = ipu.config.IPUConfig()
-config.auto_select_ipus = 1
-if "PRE_COMPILE" in sys.argv:
-    config.device_connection.type = ipu.config.DeviceConnectionType.PRE_COMPILE
-config.configure_ipu_system()
-strategy = ipu.ipu_strategy.IPUStrategy()
-
-@millrace.compile
-def double(x):
-    return 2 * x
-
-keras.utils.set_random_seed(0)
-x = np.ones((8, 4), np.float32)
-with strategy.scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=2)
-    run = lambda: (
-        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0).history["loss"],
-        np.asarray(strategy.run(double, [x])).sum().item(),
-    )
-    result = run()
-    print("WARM", file=sys.stderr, flush=True)
-    run()
-print(json.dumps({"result": result, "origins": [r.origin.value for r in strategy.compile_log
-                                                 if r.is_executable]}))
-"""
+SCRIPT = pathlib.Path(__file__).parent / "executables_script.py"
 
 
 class Run:
@@ -70,9 +38,7 @@ def start(directory, *arguments):
     environ["TF_POPLAR_FLAGS"] = f"--executable_cache_path={directory / 'made' / 'cache'}"
     environ["POPLAR_LOG_LEVEL"] = "INFO"
     directory.mkdir(exist_ok=True)
-    script = directory / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), *arguments]
+    command = [sys.executable, str(SCRIPT), *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
 
@@ -97,6 +63,7 @@ def runs(tmp_path_factory):
     return ahead, saved, Run(start(directory)), alone
 
 
+@pytest.mark.slow
 def test_f66_a_second_process_loads_and_does_not_compile(runs):
     _, saved, loaded, alone = runs
     assert alone.printed["origins"] == ["compiled", "compiled"]
@@ -105,6 +72,7 @@ def test_f66_a_second_process_loads_and_does_not_compile(runs):
     assert loaded.printed["result"] == alone.printed["result"]
 
 
+@pytest.mark.slow
 def test_f66_without_its_files_it_compiles_again_with_equal_results(tmp_path, no_cache, system):
     use_cache(tmp_path)
     system(1)
@@ -121,6 +89,7 @@ def test_f66_without_its_files_it_compiles_again_with_equal_results(tmp_path, no
     assert results == [[0.0, 5.625, 11.25]] * 3
 
 
+@pytest.mark.slow
 def test_f67_the_log_tells_compiled_programs_from_loaded_ones(runs):
     *_, loaded, again = runs
     assert again.first.count(START) == 2
@@ -130,6 +99,7 @@ def test_f67_the_log_tells_compiled_programs_from_loaded_ones(runs):
     assert " MB)\n" in loaded.first
 
 
+@pytest.mark.slow
 def test_f67_warm_programs_log_nothing(runs):
     *_, loaded, again = runs
     for each in (loaded, again):
@@ -137,16 +107,19 @@ def test_f67_warm_programs_log_nothing(runs):
         assert LOAD not in each.warm
 
 
+@pytest.mark.slow
 def test_f75_ahead_of_time_nothing_runs_and_the_files_are_named(runs):
     ahead, saved, loaded, _ = runs
     losses, total = ahead.printed["result"]
     assert (losses, total) == ([0.0, 0.0], 0.0)
     assert loaded.printed["result"][1] == 64.0
     lines = [line for line in ahead.log.splitlines() if line.startswith("PRE_COMPILE: ")]
-    assert [line.split()[1] for line in lines] == ["train_run", "double"]
+    programs = ["double", "predict_run", "test_run", "train_run"]
+    assert sorted(line.split()[1] for line in lines) == programs
     assert {pathlib.Path(line.split()[-1]) for line in lines} <= set(saved)
 
 
+@pytest.mark.slow
 def test_f75_the_real_run_starts_without_compiling(runs):
     assert runs[2].printed["origins"] == ["cache", "cache"]
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.records.compilation import Origin
+from millrace.base.records.compilation import Origin
 from millrace_ipu import ipu
 from millrace_ipu import tensorflow as tf
 

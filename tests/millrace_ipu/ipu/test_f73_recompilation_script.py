@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = pathlib.Path(__file__).parents[3] / "millrace-ipu" / "examples"
 START, LOAD = "Starting phase: graphConstruction", "Loading executable\n"
 HEADINGS = ("Caching/warm up test", "Placeholder test", "Batch size test", "Results")

@@ -8,6 +8,7 @@ from examples_of_ipu import DIRECTORY, run
 OTHER_TESTS = "recompilation"  # programs whose names begin with it have test files of their own
 
 
+@pytest.mark.slow
 def test_the_keras_guide(tmp_path):
     """F15, F17, F18 and F29 in one process."""
     text = run("keras_guide", tmp_path)
@@ -27,6 +28,7 @@ def test_the_keras_guide(tmp_path):
     assert len(actual) == 11
 
 
+@pytest.mark.slow
 def test_the_training_loop(tmp_path):
     assert run("training_loop", tmp_path).splitlines() == [
         "counter 10",
@@ -35,6 +37,7 @@ def test_the_training_loop(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_losses_while_training(tmp_path):
     *steps, last = run("outfeed_live", tmp_path).splitlines()
     assert [line.split(":")[0] for line in steps] == [f"step {n}" for n in range(20, 101, 20)]
@@ -44,6 +47,7 @@ def test_losses_while_training(tmp_path):
     assert float(final) < float(first)
 
 
+@pytest.mark.slow
 def test_f56_fields_of_the_benchmark(tmp_path):
     lines = re.findall(r"^epoch \d: .*", run("dataset_benchmark", tmp_path), re.MULTILINE)
     fields = "elements_processed 32, total_bytes_processed .*, time_elapsed .*, "
@@ -53,12 +57,14 @@ def test_f56_fields_of_the_benchmark(tmp_path):
     assert len(lines) == 2
 
 
+@pytest.mark.slow
 def test_f05_the_split_lstm(tmp_path):
     text = run("recompute_lstm", tmp_path, "--seq-len", "9", "--checkpoints", "1")
     assert "can't be evenly divided" in text
     assert "loss:" in text
 
 
+@pytest.mark.slow
 def test_f63_the_tutorial(tmp_path):
     text = run("mnist_inspection", tmp_path, "--epochs", "1")
     assert "key: Dense_128/kernel:0_grad shape: (5, 256, 128)" in text

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from linear_models import linear, rows, two_stages
 
+from millrace.base.options import Accumulation
 from millrace.errors import DataError, OptionError, PlanError
-from millrace.options import Accumulation
-from millrace.plan import Mode
+from millrace.programs.plan import Mode
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
 from millrace_ipu.ipu.keras.extensions.execution_steps import steps_of_epoch, steps_of_execution
 from millrace_ipu.ipu.keras.extensions.settings import Settings
@@ -129,6 +129,7 @@ def test_batches_that_are_too_few_for_all_replicas_are_left_out(source, system, 
     assert model.get_weights()[0].item() == wanted.get_weights()[0].item()
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_leave_out_as_well(system):
     system(2)
     x, y = rows(10)
@@ -151,6 +152,7 @@ def test_a_model_that_is_built_by_its_data_leaves_out_as_well(system):
     assert int(model.optimizer.iterations) == 6
 
 
+@pytest.mark.slow
 def test_pipelines_of_replicas(system):
     system(4)
     model = two_stages(IPUStrategy(), 8)

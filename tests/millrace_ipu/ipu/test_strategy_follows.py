@@ -32,6 +32,7 @@ def test_a_strategy_that_is_made_before_any_configuration(system):
     assert model._millrace.setup.replicas == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_model_trains_on_with_its_weights_on_the_new_devices(optimizer, system):
     x, y = rows(16)
@@ -55,6 +56,7 @@ def test_a_model_trains_on_with_its_weights_on_the_new_devices(optimizer, system
     np.testing.assert_allclose(actual[0], wanted[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_made_for_one_device(system):
     system(1)
     model = two_stages(IPUStrategy(), 16)
@@ -77,6 +79,7 @@ def test_a_pipeline_that_was_made_for_one_device(system):
     assert model._millrace.setup.options.recomputation.mode.value == "auto"
 
 
+@pytest.mark.slow
 def test_another_device(system):
     config = ipu.config.IPUConfig()
     config.select_ipus = 2
@@ -97,6 +100,7 @@ def test_another_device(system):
     assert strategy.run(jax.jit(lambda: jax.numpy.ones(2))).devices() == {jax.devices()[5]}
 
 
+@pytest.mark.slow
 def test_within_its_scope(system):
     strategy = IPUStrategy()
     with strategy.scope():
@@ -142,6 +146,7 @@ def test_a_logical_device_that_is_gone(system, caplog):
     assert (len(first.devices), len(second.devices)) == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_detached_model_stays_where_it_is(system):
     system(1)
     strategy = IPUStrategy()

@@ -14,8 +14,8 @@ Sequential    at 2N m + k                                 2N count
 The native schedules have no ticks, only orders, which must equal those of the rows here.
 """
 
-from millrace.options import whole_number
-from millrace.schedules.task import Pass, Task
+from millrace.base.options import whole_number
+from millrace.run.schedules.task import Pass, Task
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, schedule_of
 
 

@@ -51,7 +51,13 @@ def program(tmp_path, capsys, monkeypatch, no_modules):
 
 
 @pytest.fixture
-def process(tmp_path):
+def import_path():
+    """The value of PYTHONPATH that gives another process the packages of this one."""
+    return os.pathsep.join(os.path.dirname(p.__path__[0]) for p in (millrace, millrace_ipu))
+
+
+@pytest.fixture
+def process(tmp_path, import_path):
     """Returns a function that runs the text of a program by `millrace run` in a new process.
 
     It takes two seconds or more: for what depends on the start of a process, such as devices.
@@ -62,7 +68,7 @@ def process(tmp_path):
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(content))
         script = tmp_path / "program.py"
         script.write_text(textwrap.dedent(text))
-        start = "from millrace.cli.main import main; main()"
+        start = "from millrace.tools.cli.main import main; main()"
         return subprocess.run(
             [sys.executable, "-c", start, *command.split(), str(script), *arguments],
             capture_output=True,
@@ -71,9 +77,7 @@ def process(tmp_path):
             cwd=tmp_path,
             env={
                 **{k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
-                "PYTHONPATH": os.pathsep.join(
-                    map(os.path.dirname, (millrace.__path__[0], millrace_ipu.__path__[0]))
-                ),
+                "PYTHONPATH": import_path,
                 "PYTHONWARNINGS": "ignore::FutureWarning",  # of keras 3.13
                 **dict(environment),
             },

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from idioms import idiom
 
+from case_marks import slow
 from millrace_ipu.ipu.keras.optimizers import LAMBIpuOptimizer
 
 SETUP = """
@@ -29,6 +30,7 @@ def same(one, other):
 """
 
 
+@pytest.mark.slow
 @idiom("Training", "`from ipu_tensorflow_addons.keras.optimizers import AdamIpuOptimizer`")
 @idiom("Training", "`SGDIpuOptimizer(..., gradient_transformers=[f])`")
 @idiom("Training", "`LAMBIpuOptimizer(weight_decay_rate=, exclude_from_weight_decay=['bias'])`")
@@ -56,7 +58,7 @@ print(same(trained(lamb), trained(stock.Adam(0.01, epsilon=1e-9))))
     assert printed == "True\nTrue\nTrue\n"
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", [None, slow(0.5)])
 def test_a_step_of_lamb_is_that_of_the_paper(clip):
     import keras
 

@@ -3,7 +3,7 @@
 import pytest
 from idioms import idiom
 
-from millrace.compiling.sharing import sharing
+from millrace.compilation.executables.sharing import sharing
 from millrace.errors import OptionError, PlanError
 from millrace_ipu.ipu.no_effect import notes
 from millrace_ipu.ipu.release import release
@@ -22,6 +22,7 @@ def fit(per_execution=1, batches=8):
 """
 
 
+@pytest.mark.slow
 @idiom("Devices", "`ipu.utils.create_ipu_config()`, `ipu.utils.auto_select_ipus(cfg, 2)`")
 @idiom("Devices", "`ipu.utils.configure_ipu_system(cfg)`")
 @idiom(
@@ -86,6 +87,7 @@ def test_mistakes_in_options_of_an_early_release(program):
         program(f"{start}utils.auto_select_ipus(utils.create_ipu_config(), '2')")
 
 
+@pytest.mark.slow
 @idiom("Devices", "`ipu.config.reset_ipu_configuration()` before another configuration")
 @idiom("Devices", "`cfg.auto_select_ipus = [1, 1]`, one device for training and one for evaluation")
 @idiom("Devices", "`ipu.config.configure_ipu_system(cfg)`")

@@ -3,6 +3,8 @@
 import pytest
 from idioms import idiom
 
+from case_marks import slow
+
 TRAINS = """
 import numpy as np
 from tensorflow import keras
@@ -60,7 +62,7 @@ class MaybeOutfeedQueue:
 
 
 @idiom("Queues", "copies of the tutorial's `outfeed_*.py`, written against `keras.optimizer_v2`")
-@pytest.mark.parametrize("where", ["", "tools."])
+@pytest.mark.parametrize("where", ["", slow("tools.")])
 def test_copies_against_private_keras(program, tmp_path, caplog, where):
     directory = tmp_path / where.rstrip(".")
     directory.mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 from idioms import idiom
 
-from millrace.cache.use import use_cache
+from millrace.compilation.cache.use import use_cache
 
 # As a document about recompilation has it: variables after the imports.
 PROGRAM = """
@@ -41,6 +41,7 @@ os.environ["XLA_FLAGS"] = "--xla_dump_to=dump --xla_dump_hlo_as_text"
 START, LOAD = "Starting phase: graphConstruction", "Ending phase: Loading executable (duration"
 
 
+@pytest.mark.slow
 @idiom(
     "Logs and caches",
     "`os.environ['TF_POPLAR_FLAGS'] = '--executable_cache_path=...'` after `import ipu`",

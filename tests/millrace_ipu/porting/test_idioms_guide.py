@@ -282,8 +282,6 @@ LINE
         ("model.export_for_ipu_serving('d')", "model.save('model.keras'), and model.predict in"),
         ("strategy.experimental_run_v2(print)", "run"),
         ("ipu.keras.layers.CaptureActivationGradients(model)", "the layer that it wraps"),
-        ("ipu.normalization_ops.layer_norm(x)", "ipu.keras.layers.GroupNorm"),
-        ("ipu.ops.normalization_ops.group_norm(x, 2, center=False)", "ipu.keras.layers.GroupNorm"),
         ("ipu.normalization_ops.layer_norm(x, center=False, scale=False)", None),
         ("ipu.function(print)", None),
         ("ipu.ipu_infeed_queue.IPUInfeedQueue([], feed_name='a')", None),

@@ -105,6 +105,7 @@ print(float(Mine(0.375).lr))
     assert printed.splitlines() == ["0.25 0.5", "0.125 2", "0.5 1e-07", "0.125", "True", "0.375"]
 
 
+@pytest.mark.slow
 @idiom("Training", "`SGD(decay=d)` trains with the numbers of Keras 2's formula")
 @idiom("Training", "`SGD(gradient_transformers=[f])`")
 def test_decay_and_transformers_in_a_strategy(program):
@@ -181,6 +182,7 @@ print(keras.layers.Conv2D(nb_filter=2, kernel_size=3, border_mode="same").paddin
     ]
 
 
+@pytest.mark.slow
 @idiom("Training", "`model.fit(x, y, workers=4, use_multiprocessing=True, max_queue_size=10)`")
 @idiom("Training", "`model.fit_generator(generator, steps_per_epoch=2, epochs=3)`")
 @idiom("Training", "`model.predict_classes(x)`, `model.predict_proba(x)`")

@@ -1,5 +1,6 @@
 """Idioms of models, their layers, pipelines, accumulation and replicas."""
 
+import pytest
 from idioms import idiom
 
 HEAD = """
@@ -102,6 +103,7 @@ print(len(set(losses)), any("Pipeline Stage" in line for line in lines))
     assert program(text) == "1 True\n"
 
 
+@pytest.mark.slow
 @idiom("Pipelines", "`model.set_pipeline_stage_assignment([0, 0, 1, 1])` of a `Sequential`")
 @idiom("Pipelines", "`for a in model.get_pipeline_stage_assignment(): a.pipeline_stage = ...`")
 @idiom("Pipelines", "`model.reset_pipeline_stage_assignment()`")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from idioms import idiom
 
+from case_marks import slow
 from millrace.errors import OptionError
 from millrace_ipu import ipu
 from millrace_ipu.errors import UnsupportedNameError
@@ -49,6 +50,7 @@ with ipu.ipu_strategy.IPUStrategy().scope() as strategy:
     np.testing.assert_allclose(eval(printed), expected.ravel(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @idiom("Layers", "`ipu.rand_ops.dropout(x, seed=[1, 2], rate=0.25)`")
 def test_dropout():
     x = np.ones((64, 64), "float32")
@@ -74,7 +76,7 @@ def test_dropout():
 
 
 @idiom("Layers", "`ipu.normalization_ops.group_norm`, `instance_norm`, `layer_norm` of arrays")
-@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("axis", [slow(-1), 1])
 def test_normalizations(axis):
     x = np.random.default_rng(0).standard_normal((3, 4, 5, 4), dtype="float32")
     flat = np.moveaxis(x, axis, -1)

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from idioms import idiom
 
-from millrace.cli.main import main
 from millrace.errors import DeviceError, OptionError, PlanError, UnsupportedError
+from millrace.tools.cli.main import main
 from millrace_ipu import ipu
 from millrace_ipu.ipu.config.devices import groups_of_processes
 from millrace_ipu.ipu.keras.extensions.instances import Instances
@@ -234,7 +234,7 @@ if "alone" not in sys.argv:
     popdist.execute_on_instances({{1}}, print, "SECOND one")
     popdist.synchronize()
 """
-START = "from millrace.cli.main import main; main()"
+START = "from millrace.tools.cli.main import main; main()"
 
 
 def lines(output):

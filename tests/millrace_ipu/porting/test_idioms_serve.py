@@ -181,6 +181,7 @@ def test_functions_of_the_backend(program):
     )
 
 
+@pytest.mark.slow
 @idiom("Imports", "`from tensorflow.python.keras.applications import resnet`, `resnet.ResNet(...)`")
 def test_a_resnet_of_ones_own_stacks(program):
     printed = program("""

@@ -1,6 +1,7 @@
 """Idioms of strategies, and of the order of strategies and configurations."""
 
 import keras
+import pytest
 from idioms import idiom
 
 START = """
@@ -32,6 +33,7 @@ def train(model):
 """
 
 
+@pytest.mark.slow
 @idiom("Strategies", "`strategy = IPUStrategy()` at module level, configured in `main()`")
 def test_a_strategy_before_the_configuration(program):
     text = """
@@ -48,6 +50,7 @@ if __name__ == "__main__":
     assert program(START + text) == "4 2\n"  # 8 batches, two at a time
 
 
+@pytest.mark.slow
 @idiom("Strategies", "a strategy kept over a second `configure_ipu_system()` with more devices")
 def test_a_strategy_gets_the_devices_of_the_second_configuration(program):
     text = """
@@ -63,6 +66,7 @@ with strategy.scope():
     assert program(START + text) == "8\n4\n2\n"
 
 
+@pytest.mark.slow
 @idiom("Strategies", "a model that has trained, and goes on with more replicas")
 def test_a_trained_model_goes_on(program):
     text = """
@@ -79,6 +83,7 @@ print(train(model))
     assert program(START + text) == "True\n12\n"
 
 
+@pytest.mark.slow
 @idiom("Strategies", "`configure_ipu_system()` within `with strategy.scope()`")
 def test_a_configuration_within_the_scope(program):
     text = """
@@ -89,6 +94,7 @@ with ipu.ipu_strategy.IPUStrategy().scope():
     assert program(START + text) == "4\n"
 
 
+@pytest.mark.slow
 @idiom("Strategies", "a new `IPUStrategy` for validation, configured with one device")
 def test_a_strategy_for_validation(program):
     text = """
@@ -107,6 +113,7 @@ with strategy_with(1).scope():
     assert program(START + text) == "4\nTrue\n"
 
 
+@pytest.mark.slow
 @idiom("Strategies", '`ipu_strategy.IPUStrategyV1("/device:IPU:1")` of `auto_select_ipus = [1, 2]`')
 def test_strategies_of_two_logical_devices(program):
     text = """

@@ -217,6 +217,7 @@ def test_a_mask_within_a_compiled_function_is_refused(program):
     assert type(raised.value).__name__ == "LoopError"
 
 
+@pytest.mark.slow
 @idiom("Training", "`Adam(learning_rate=tf.constant(0.01))`, a rate that is an array")
 @idiom("Training", "`tape.watch(variables)` of a list, and a persistent tape that is deleted")
 def test_tapes_and_rates(program):
@@ -247,6 +248,7 @@ print(float(losses[2][0]) < float(losses[0][0]), losses[0][1].numpy().ravel().to
     assert printed == "True [4.0, 7.0]\n"
 
 
+@pytest.mark.slow
 @idiom("TensorFlow", "`@tf.custom_gradient`, whose gradient a tape and `fit` take")
 def test_a_gradient_of_ones_own(program):
     printed = program(

@@ -4,7 +4,6 @@ import pytest
 
 from millrace_ipu.porting.keras2 import HABITS, Edit, habits_of
 from millrace_ipu.porting.keras2_names import (
-    BACKEND,
     BETTER,
     GONE,
     MODULES,
@@ -17,7 +16,7 @@ from millrace_ipu.porting.replacements import exists
 
 
 def test_new_names_exist_and_old_ones_do_not():
-    new = [*NAMES.values(), *MODULES.values(), *BACKEND.values()]
+    new = [*NAMES.values(), *MODULES.values()]
     assert [name for name in new if name.startswith("keras.") and not exists(name)] == []
     assert [name for name in (*NAMES, *GONE, *BETTER) if exists(name)] == []
 
@@ -58,7 +57,7 @@ def test_habits_of_functions_modules_and_methods():
 
 
 def test_edits_have_what_they_need():
-    needs = (Edit.RENAME, Edit.SUFFIX, Edit.VALUE)
+    needs = (Edit.RENAME, Edit.SUFFIX, Edit.ARGUMENT, Edit.KEYWORDS, Edit.EXPRESSION)
     assert [h for h in HABITS if (h.edit in needs) != bool(h.to)] == []
     assert [h for h in HABITS if not h.instead] == []
 

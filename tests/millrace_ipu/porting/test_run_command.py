@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
-from millrace.cli.main import main
+import millrace_ipu
+from millrace.tools.cli.main import main
 from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.porting.running.serve import serving
 from millrace_ipu.tensorflow.dispatch import real_name, real_tensorflow
@@ -88,13 +89,12 @@ def script(tmp_path):
     return path
 
 
-def run(*words, path=None):
-    start = "from millrace.cli.main import main; main()"
+def run(*words, path=""):
+    start = "from millrace.tools.cli.main import main; main()"
     command = [sys.executable, "-c", start, "run", *map(str, words)]
-    paths = [str(path), os.path.dirname(millrace.__path__[0])]
+    paths = [str(path), *(os.path.dirname(p.__path__[0]) for p in (millrace, millrace_ipu))]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}  # of keras 3.13
-    if path:
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -131,7 +131,12 @@ def test_what_python_runs_besides_source_runs(tmp_path, kind):
 
 
 def test_the_flags():
-    assert [p.opts[0] for p in main.commands["run"].params] == ["--release", "script", "arguments"]
+    assert [p.opts[0] for p in main.commands["run"].params] == [
+        "--release",
+        "--devices",
+        "script",
+        "arguments",
+    ]
     result = CliRunner().invoke(main, ["run", "missing.py"])
     assert result.exit_code == 2
     assert "missing.py" in result.output
@@ -193,6 +198,7 @@ except AttributeError as error:
 """
 
 
+@pytest.mark.slow
 def test_names_of_the_real_one_if_it_is_installed(tmp_path):
     package = tmp_path / "site" / "tensorflow"
     (package / "lite").mkdir(parents=True)

@@ -14,7 +14,7 @@ import click
 
 from millrace.extend import LaunchOptions, check_script, launch, launch_options
 
-_RUN = ("-c", "from millrace.cli.main import main; main()", "run")
+_RUN = ("-m", "millrace", "run")
 # Options of the original about hosts, MPI and partitions of devices.
 _IGNORED = (
     "host", "host-subnet", "mpi-global-args", "mpi-local-args", "num-ilds", "numa-aware",

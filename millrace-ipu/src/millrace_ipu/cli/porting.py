@@ -12,7 +12,7 @@ from types import TracebackType
 import click
 
 from millrace import distributed
-from millrace.extend import Launched, check_script
+from millrace.extend import Launched, ask_for_virtual, check_script
 from millrace_ipu.porting.running.serve import run_script
 
 _RELEASE = "MILLRACE_IPU_RELEASE"  # which `ipu/release.py` reads
@@ -26,11 +26,21 @@ _NOT_SOURCE = (".pyc", ".pyz", ".zip")  # Python runs these, too
     help="Release of the IPU's software that the program was written for. 2.4 counts "
     "steps_per_execution over all replicas, later ones for each. [default: the newest]",
 )
+@click.option(
+    "--devices",
+    type=click.IntRange(1),
+    help="Number of virtual CPU devices that JAX makes, on a machine without others. "
+    "[default: those of the program's first configuration]",
+)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run_command(
-    context: click.Context, release: str | None, script: str, arguments: tuple[str, ...]
+    context: click.Context,
+    release: str | None,
+    devices: int | None,
+    script: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Run an IPU program for TensorFlow unchanged.
 
@@ -42,6 +52,8 @@ def run_command(
         check_script(script)
     if release is not None:
         os.environ[_RELEASE] = release
+    if devices is not None:
+        ask_for_virtual(devices)
     if Launched.exists():  # under `millrace poprun` or `millrace launch`
         distributed.initialize()
     try:

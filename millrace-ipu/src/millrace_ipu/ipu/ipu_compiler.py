@@ -12,6 +12,7 @@ import jax
 from millrace.errors import PlanError
 from millrace.extend import CompiledFunction, identity, launching
 from millrace_ipu.ipu.deferral import call_or_defer, is_within_a_program, number_of_results
+from millrace_ipu.ipu.pre_compile import functions_compiled_only
 from millrace_ipu.ipu.scopes import devices_in_scope
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.conversion.convert import converted
@@ -63,7 +64,8 @@ def compile(
 
     def run(*args: object) -> Results:
         devices = find_devices()
-        with jax.default_device(devices[0]), launching(devices):
+        place = jax.default_device(devices[0])
+        with place, launching(devices), functions_compiled_only():
             return _listed(_compiled(_Computation(computation))(*args))
 
     length = None

@@ -27,6 +27,7 @@ from millrace_ipu.ipu.keras.extensions.extend import extend
 from millrace_ipu.ipu.keras.extensions.native import put
 from millrace_ipu.ipu.keras.extensions.saving import revive_from_configs
 from millrace_ipu.ipu.keras.extensions.settings import settings_of
+from millrace_ipu.ipu.pre_compile import functions_compiled_only
 from millrace_ipu.tensorflow.distribute import strategy_of_scope
 from millrace_ipu.tensorflow.iterators import device_iterators
 
@@ -151,7 +152,7 @@ class IPUStrategy(Strategy):
                 "different data (PopDist) is not supported. Train with model.fit() in the "
                 "strategy's scope, or start one process."
             )
-        with launching(self.devices, adds_gradients=True):
+        with launching(self.devices, adds_gradients=True), functions_compiled_only():
             return super().run(fn, args, kwargs)
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:

@@ -5,68 +5,43 @@ new_name("keras.layers.CuDNNLSTM")                              -> "keras.layers
 new_name("keras.backend.mean")                                  -> "keras.ops.mean"
 advice("keras.layers.LocallyConnected1D")                       -> what to write instead
 
-`millrace run` serves all names of `MODULES`, `NAMES`, `VALUES`, `BACKEND` and `BETTER`; `millrace
-port` writes the new ones. Names of `GONE` raise an error with the advice.
+`millrace run` serves all names of `MODULES`, `NAMES`, `VALUES` and `BETTER`; `millrace port` writes
+the new ones. Names of `GONE` raise an error with the advice.
 """
 
-# Modules whose names are in another module now; those of submodules, too.
-MODULES = {
-    "keras.engine": "keras.layers",
-    "keras.engine.base_layer": "keras.layers",
-    "keras.engine.input_layer": "keras.layers",
-    "keras.engine.input_spec": "keras.layers",
-    "keras.engine.training": "keras",
-    "keras.engine.functional": "keras",
-    "keras.engine.sequential": "keras",
-    "keras.engine.topology": "keras.layers",
-    "keras.initializers.initializers": "keras.initializers",
-    "keras.initializers.initializers_v1": "keras.initializers",
-    "keras.initializers.initializers_v2": "keras.initializers",
-    "keras.layers.advanced_activations": "keras.layers",
-    "keras.layers.attention": "keras.layers",
-    "keras.layers.convolutional": "keras.layers",
-    "keras.layers.core": "keras.layers",
-    "keras.layers.embeddings": "keras.layers",
-    "keras.layers.experimental": "keras.layers",
-    "keras.layers.experimental.preprocessing": "keras.layers",
-    "keras.layers.merge": "keras.layers",
-    "keras.layers.merging": "keras.layers",
-    "keras.layers.noise": "keras.layers",
-    "keras.layers.normalization": "keras.layers",
-    "keras.layers.pooling": "keras.layers",
-    "keras.layers.recurrent": "keras.layers",
-    "keras.layers.recurrent_v2": "keras.layers",
-    "keras.layers.regularization": "keras.layers",
-    "keras.layers.reshaping": "keras.layers",
-    "keras.layers.rnn": "keras.layers",
-    "keras.layers.wrappers": "keras.layers",
-    "keras.callbacks.experimental": "keras.callbacks",
-    "keras.experimental": "keras.optimizers.schedules",
-    "keras.mixed_precision.experimental": "keras.mixed_precision",
-    "keras.mixed_precision.policy": "keras.mixed_precision",
-    "keras.mixed_precision.loss_scale_optimizer": "keras.optimizers",
-    "keras.optimizers.experimental": "keras.optimizers",
-    "keras.optimizers.legacy": "keras.optimizers",
-    "keras.optimizers.adam_v2": "keras.optimizers",
-    "keras.optimizers.gradient_descent_v2": "keras.optimizers",
-    "keras.optimizers.rmsprop_v2": "keras.optimizers",
-    "keras.optimizers.optimizer_v2": "keras.optimizers",
-    "keras.optimizers.optimizer_experimental": "keras.optimizers",
-    "keras.optimizers.learning_rate_schedule": "keras.optimizers.schedules",
-    "keras.optimizer_v2": "keras.optimizers",
-    "keras.optimizer_v2.learning_rate_schedule": "keras.optimizers.schedules",
-    "keras.optimizer_v1": "keras.optimizers",
-    "keras.saving.save": "keras.models",
-    "keras.utils.all_utils": "keras.utils",
-    "keras.utils.data_utils": "keras.utils",
-    "keras.utils.generic_utils": "keras.utils",
-    "keras.utils.layer_utils": "keras.utils",
-    "keras.utils.losses_utils": "keras.losses",
-    "keras.losses.losses_utils": "keras.losses",
-    "keras.utils.np_utils": "keras.utils",
-    "keras.utils.vis_utils": "keras.utils",
-    "keras.utils.training_utils": "keras.utils",
+from millrace_ipu.tensorflow.unsupported import longest
+
+# Modules, by the module that has their names now; those of their submodules, too.
+_MOVED = {
+    "keras": "engine.training engine.functional engine.sequential",
+    "keras.layers": (
+        "engine engine.base_layer engine.input_layer engine.input_spec engine.topology "
+        "layers.advanced_activations layers.attention layers.convolutional layers.core "
+        "layers.embeddings layers.experimental layers.experimental.preprocessing layers.merge "
+        "layers.merging layers.noise layers.normalization layers.pooling layers.recurrent "
+        "layers.recurrent_v2 layers.regularization layers.reshaping layers.rnn layers.wrappers"
+    ),
+    "keras.initializers": (
+        "initializers.initializers initializers.initializers_v1 initializers.initializers_v2"
+    ),
+    "keras.callbacks": "callbacks.experimental",
+    "keras.losses": "utils.losses_utils losses.losses_utils",
+    "keras.mixed_precision": "mixed_precision.experimental mixed_precision.policy",
+    "keras.models": "saving.save",
+    "keras.optimizers": (
+        "mixed_precision.loss_scale_optimizer optimizers.experimental optimizers.legacy "
+        "optimizers.adam_v2 optimizers.gradient_descent_v2 optimizers.rmsprop_v2 "
+        "optimizers.optimizer_v2 optimizers.optimizer_experimental optimizer_v1 optimizer_v2"
+    ),
+    "keras.optimizers.schedules": (
+        "experimental optimizers.learning_rate_schedule optimizer_v2.learning_rate_schedule"
+    ),
+    "keras.utils": (
+        "utils.all_utils utils.data_utils utils.generic_utils utils.layer_utils utils.np_utils "
+        "utils.vis_utils utils.training_utils"
+    ),
 }
+MODULES = {f"keras.{old}": new for new, olds in _MOVED.items() for old in olds.split()}
 # One module for each optimizer; imports find the modules of other old modules by themselves.
 _OPTIMIZERS = "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop"
 for _old in ("keras.optimizer_v2", "keras.optimizers.optimizer_v2"):
@@ -122,54 +97,72 @@ VALUES = {
     for name, value in _OF_REDUCTION.items()
 }  # fmt: skip
 
-# Functions of keras.backend, and their names in keras.ops.
+# Functions of keras.backend that keras.ops has with the same arguments, some by another name.
 _SAME = (
-    "abs all any arange argmax argmin cast cos cumprod cumsum dot elu equal exp expand_dims eye "
-    "greater greater_equal less less_equal log logsumexp max maximum mean min minimum not_equal "
-    "ones ones_like prod relu repeat reshape round sigmoid sign sin softmax softplus softsign sqrt "
-    "square squeeze stack std stop_gradient sum tanh tile transpose var zeros zeros_like clip "
-    "one_hot concatenate batch_normalization hard_sigmoid binary_crossentropy "
-    "categorical_crossentropy sparse_categorical_crossentropy in_top_k"
+    "abs all any arange cast clip cos elu equal exp eye greater greater_equal less less_equal log "
+    "logsumexp max maximum mean min minimum not_equal ones_like prod relu reshape shape sigmoid "
+    "sign sin softmax softplus softsign sqrt square squeeze stack std stop_gradient sum tanh tile "
+    "transpose var zeros_like"
 )
-BACKEND = {
-    **{name: f"keras.ops.{name}" for name in _SAME.split()},
-    "batch_dot": "keras.ops.einsum",
-    "batch_flatten": "keras.ops.reshape",
+NAMES |= {f"keras.backend.{name}": f"keras.ops.{name}" for name in _SAME.split()}
+NAMES |= {
+    "keras.backend.bias_add": "keras.ops.add",
+    "keras.backend.constant": "keras.ops.convert_to_tensor",
+    "keras.backend.gather": "keras.ops.take",
+    "keras.backend.map_fn": "keras.ops.map",
+    "keras.backend.name_scope": "keras.name_scope",
+    "keras.backend.ndim": "keras.ops.ndim",
+    "keras.backend.permute_dimensions": "keras.ops.transpose",
+    "keras.backend.pow": "keras.ops.power",
+    "keras.backend.reverse": "keras.ops.flip",
+    "keras.backend.variable": "keras.Variable",
+}
+# Others, whose arguments or defaults differ.
+_BACKEND = {
+    "argmax": "keras.ops.argmax(x, axis=-1)",
+    "argmin": "keras.ops.argmin(x, axis=-1)",
+    "batch_dot": "keras.ops.einsum, or keras.layers.Dot(axes)",
+    "batch_flatten": "keras.ops.reshape(x, (x.shape[0], -1))",
     "batch_get_value": "variable.numpy()",
+    "batch_normalization": "keras.ops.batch_normalization",
     "batch_set_value": "variable.assign(value)",
-    "bias_add": "keras.ops.add",
+    "binary_crossentropy": "keras.ops.binary_crossentropy",
     "cast_to_floatx": "keras.ops.cast",
-    "constant": "keras.ops.convert_to_tensor",
-    "count_params": "keras.ops.size",
-    "ctc_batch_cost": "keras.ops.ctc_loss",
+    "categorical_crossentropy": "keras.ops.categorical_crossentropy",
+    "concatenate": "keras.ops.concatenate(tensors, axis=-1)",
     "conv1d": "keras.ops.conv",
     "conv2d": "keras.ops.conv",
     "conv3d": "keras.ops.conv",
+    "count_params": "math.prod(variable.shape)",
+    "ctc_batch_cost": "keras.losses.CTC(), or keras.ops.ctc_loss",
+    "cumprod": "keras.ops.cumprod(x, axis=0)",
+    "cumsum": "keras.ops.cumsum(x, axis=0)",
+    "dot": "keras.ops.dot",
     "dropout": "keras.random.dropout",
     "dtype": "x.dtype",
     "eval": "numpy.asarray",
-    "flatten": "keras.ops.ravel",
-    "gather": "keras.ops.take",
+    "expand_dims": "keras.ops.expand_dims(x, axis=-1)",
+    "flatten": "keras.ops.reshape(x, (-1,))",
     "get_value": "variable.numpy()",
+    "hard_sigmoid": "keras.ops.clip(0.2 * x + 0.5, 0, 1)",
+    "in_top_k": "keras.ops.in_top_k",
     "int_shape": "x.shape",
-    "l2_normalize": "keras.ops.normalize",
-    "map_fn": "keras.ops.map",
-    "name_scope": "keras.name_scope",
-    "ndim": "keras.ops.ndim",
-    "permute_dimensions": "keras.ops.transpose",
-    "pow": "keras.ops.power",
+    "l2_normalize": "keras.ops.normalize(x, axis=-1)",
+    "one_hot": "keras.ops.one_hot",
+    "ones": "keras.ops.ones, or keras.Variable for a variable",
     "random_normal": "keras.random.normal",
     "random_uniform": "keras.random.uniform",
-    "truncated_normal": "keras.random.truncated_normal",
+    "repeat": "keras.ops.repeat",
     "resize_images": "keras.ops.image.resize",
-    "reverse": "keras.ops.flip",
+    "round": "keras.ops.round",
     "set_value": "variable.assign(value)",
-    "shape": "keras.ops.shape",
-    "switch": "keras.ops.where",
+    "sparse_categorical_crossentropy": "keras.ops.sparse_categorical_crossentropy",
+    "switch": "keras.ops.where, or keras.ops.cond",
+    "truncated_normal": "keras.random.truncated_normal",
     "update": "variable.assign(value)",
     "update_add": "variable.assign_add(value)",
     "update_sub": "variable.assign_sub(value)",
-    "variable": "keras.Variable",
+    "zeros": "keras.ops.zeros, or keras.Variable for a variable",
 }
 
 _TRAINING = "the argument `training` of call()"
@@ -181,6 +174,9 @@ GONE = {
     "keras.backend.learning_phase_scope": _TRAINING,
     "keras.backend.in_train_phase": _TRAINING,
     "keras.backend.in_test_phase": _TRAINING,
+    "keras.backend.ctc_decode": "keras.ops.ctc_decode",
+    "keras.backend.manual_variable_initialization": "remove it: variables have values at once",
+    "keras.backend.print_tensor": "jax.debug.print",
     "keras.backend.get_session": _JAX,
     "keras.backend.set_session": _JAX,
     "keras.backend.function": "keras.Model(inputs, outputs)",
@@ -209,11 +205,14 @@ GONE = {
     "keras.utils.GeneratorEnqueuer": _FILES,
     "keras.utils.SequenceEnqueuer": _FILES,
     "keras.utils.HDF5Matrix": "arrays that h5py has read",
+    "keras.models.model_from_yaml": "keras.models.model_from_json",
+    "keras.utils.conv_utils": "the sizes themselves: keras.utils has none of its functions",
     "keras.premade": "a functional keras.Model",
 }
 
 # Names that `millrace run` serves, and for which there is something better, not under another name.
 BETTER = {
+    **{f"keras.backend.{name}": text for name, text in _BACKEND.items()},
     "keras.applications.resnet.ResNet": "a functional keras.Model, such as ResNet50",
     "keras.layers.ThresholdedReLU": "keras.layers.ReLU(threshold=theta)",
     "keras.preprocessing.image.ImageDataGenerator": "layers for augmentation, such as "
@@ -242,15 +241,11 @@ def new_name(name: str) -> str | None:
     Args:
         name: such as `keras.layers.core.Dense`.
     """
-    if name in GONE:
+    if name in GONE or name in BETTER:
         return None
-    if name in NAMES:
-        return NAMES[name]
+    if name in NAMES or name in MODULES:
+        return NAMES.get(name) or MODULES[name]
     module, _, last = name.rpartition(".")
-    if module == "keras.backend":
-        return BACKEND.get(last)
-    if name in MODULES:
-        return MODULES[name]
     now = module_now(module)
     if now is None:
         return None
@@ -264,8 +259,4 @@ def advice(name: str) -> str | None:
     Args:
         name: such as `keras.layers.LocallyConnected1D`.
     """
-    while name:
-        if name in GONE or name in BETTER:
-            return GONE.get(name) or BETTER[name]
-        name = name.rpartition(".")[0]
-    return None
+    return longest(GONE, name) or longest(BETTER, name)

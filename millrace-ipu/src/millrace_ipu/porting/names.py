@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from millrace_ipu.porting.replacements import canonical
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 # Of a module of the program: its names, as dotted names under the packages they come from.
 ModuleNames = Callable[[str, int], Mapping[str, str] | None]
 
@@ -95,19 +95,12 @@ class ImportedNames:
                     self._modules[alias.asname or alias.name] = module
 
 
-def parameters(node: Function) -> list[str]:
-    """Returns the names of all parameters of a function."""
-    of = node.args
-    every = [*of.posonlyargs, *of.args, *of.kwonlyargs, of.vararg, of.kwarg]
-    return [each.arg for each in every if each is not None]
-
-
-def within(node: ast.AST) -> Iterator[ast.AST]:
+def _within(node: ast.AST) -> Iterator[ast.AST]:
     """Yields the nodes of a scope, without those of functions and classes in it."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, Function | ast.ClassDef):
-            yield from within(child)
+        if not isinstance(child, _Function | ast.ClassDef):
+            yield from _within(child)
 
 
 def _hidden(node: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[int]:
@@ -115,30 +108,24 @@ def _hidden(node: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[int]
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Name) and child.id in local:
             yield id(child)
-        if isinstance(child, Function):
+        if isinstance(child, _Function):
             yield from _hidden(child, local | _locals(child))
         else:
             yield from _hidden(child, local)
 
 
-def _locals(function: Function) -> frozenset[str]:
+def _locals(function: _Function) -> frozenset[str]:
+    """Returns the names of a function's parameters, and of what is assigned in it."""
+    given = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     stored = {
         node.id
-        for node in within(function)
+        for node in _within(function)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     declared = {
-        name for node in within(function) if isinstance(node, ast.Global) for name in node.names
+        name for node in _within(function) if isinstance(node, ast.Global) for name in node.names
     }
-    return frozenset({*parameters(function), *(stored - declared)})
-
-
-def _aliases(nodes: Iterator[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute | ast.Name):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, node.value
+    return frozenset(given | (stored - declared))
 
 
 def _assigned_once(tree: ast.Module) -> dict[str, ast.expr]:
@@ -148,4 +135,10 @@ def _assigned_once(tree: ast.Module) -> dict[str, ast.expr]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     ]
-    return {name: value for name, value in _aliases(within(tree)) if stored.count(name) == 1}
+    return {
+        target.id: node.value
+        for node in _within(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute | ast.Name)
+        for target in node.targets
+        if isinstance(target, ast.Name) and stored.count(target.id) == 1
+    }

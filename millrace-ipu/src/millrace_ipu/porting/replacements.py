@@ -1,32 +1,26 @@
-"""The names of IPU programs, and their replacements.
+"""The names of IPU programs, and what to write for them.
 
 canonical("tensorflow.python.ipu.config")   -> "ipu.config"
 canonical("tensorflow.keras.layers.Dense")  -> "keras.layers.Dense"
 exists("ipu.config.IPUConfig")              -> True
-
-A name gets the longest entry that it begins with. A name without an entry is looked up in
-`millrace_ipu.ipu`, in the stand-in for TensorFlow, and in Keras.
+name_now("keras.layers.core.Dense")         -> "keras.layers.Dense"            it moved
+what_to_write("tensorflow.math.erfinv")     -> "keras.ops.erfinv"              another has it
+what_to_write("tensorflow.lite")            -> "model.save('model.keras')..."  the tables of advice
 """
 
-import difflib
 import functools
 import importlib
-from types import ModuleType
 from typing import Any
 
-from millrace.extend import is_own_module
-from millrace_ipu.ipu.config import IPUConfig
-from millrace_ipu.ipu.config.option import Option, Subcategory, members
-from millrace_ipu.ipu.replacements import IPU as IPU
-from millrace_ipu.tensorflow.replacements import MODULES as MODULES
-from millrace_ipu.tensorflow.replacements import OPERATIONS as OPERATIONS
-from millrace_ipu.tensorflow.replacements import SERVING
-from millrace_ipu.tensorflow.replacements import TENSORFLOW as TENSORFLOW
-from millrace_ipu.tensorflow.replacements import operation as operation
-from millrace_ipu.tensorflow.unsupported import is_supported
-from millrace_ipu.tensorflow.unsupported import longest as longest
+from millrace_ipu.ipu.advice import ADVICE as IPU_ADVICE
+from millrace_ipu.ipu.replacements import IPU
+from millrace_ipu.porting import keras2_names
+from millrace_ipu.porting.private_paths import public_name
+from millrace_ipu.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
+from millrace_ipu.tensorflow.replacements import OPERATIONS, TENSORFLOW, operation
+from millrace_ipu.tensorflow.unsupported import Unsupported, is_supported, longest
 
-_ROOTS = {"ipu": "millrace_ipu.ipu", "tensorflow": "millrace_ipu.tensorflow", "keras": "keras"}
+HOMES = {"ipu": "millrace_ipu.ipu", "tensorflow": "millrace_ipu.tensorflow", "keras": "keras"}
 _PREFIXES = (
     ("tensorflow.compat.v1.keras", "keras"),
     ("tensorflow.python.keras", "keras"),
@@ -40,8 +34,12 @@ _PREFIXES = (
     ("millrace_ipu.ipu", "ipu"),
     ("millrace_ipu.tensorflow", "tensorflow"),
 )
-
 _COMPAT = "tensorflow.compat.v1."
+_RAISING = "keras.optimizers.legacy."  # names of Keras 3 that only raise
+_OF_JAX = ("jax.numpy", "jax.lax", "jax.nn", "jax.scipy.special", "jax.numpy.linalg", "jax.random")
+_OF_KERAS = ("layers", "optimizers", "losses", "metrics", "utils", "callbacks", "initializers")
+_ABSENT = Unsupported("", str)
+_INSTALL = "a function of jax.numpy; or pip install tensorflow, which has the name"
 
 
 def canonical(name: str) -> str:
@@ -52,103 +50,117 @@ def canonical(name: str) -> str:
     return name
 
 
-@functools.cache
+def shown(name: str) -> str:
+    """Returns a canonical name as programs spell it: `tf.data`."""
+    return f"tf.{name[11:]}" if name.startswith("tensorflow.") else name
+
+
 def exists(name: str) -> bool:
-    """Whether a canonical name exists; the real TensorFlow does not count."""
+    """Whether a canonical name exists, and does more than to raise."""
+    return is_supported(_value(name))
+
+
+def is_importable(name: str) -> bool:
+    """Whether a canonical name exists, if only as one that raises when it is used."""
+    return _value(name) is not _ABSENT
+
+
+def name_now(name: str) -> str:
+    """Returns the name that a canonical name has now: a name that only moved gets its new one.
+
+    Args:
+        name: such as `keras.layers.core.Dense`, or a private one of TensorFlow.
+    """
+    if name.partition(".")[0] not in HOMES or exists(name):
+        return name
+    parts = name.split(".")
+    for n in range(len(parts), 1, -1):
+        prefix = ".".join(parts[:n])
+        new = public_name(prefix, exists) or keras2_names.new_name(prefix)
+        if new is not None and exists(".".join([new, *parts[n:]])):
+            return ".".join([new, *parts[n:]])
+    return name
+
+
+def what_to_write(name: str) -> str:
+    """Returns the text to write for a canonical name that does not exist.
+
+    Args:
+        name: a name of TensorFlow, Keras, or of the IPU's package.
+    """
+    name = public_name(name, exists) or name
+    now = name_now(name)
+    if now != name or exists(name):
+        return shown(now)
+    root, _, last = name.rpartition(".")
+    if name.startswith("tensorflow.python.") and exists(f"tensorflow.{last}"):
+        return f"tf.{last}"
+    if name.startswith("ipu."):
+        text = longest(IPU_ADVICE, name) or longest(IPU, name) or longest(IPU, f"ipu.keras.{last}")
+        return text or f"remove it: there is no {root} outside of the IPU"
+    return _of_keras(name) if name.startswith("keras.") else _of_tensorflow(name)
+
+
+@functools.cache
+def _value(name: str) -> Any:
+    """Returns the object with a canonical name, or an unsupported one."""
     root, *attributes = name.split(".")
-    try:
-        owner: Any = importlib.import_module(_ROOTS[root])
-    except ImportError:
-        return False
+    if root not in HOMES or name.startswith(_RAISING):
+        return _ABSENT
+    path = HOMES[root]
+    value: Any = importlib.import_module(path)
     for attribute in attributes:
-        is_there, owner = _member(owner, attribute)
-        if not is_there:
-            # `tf.compat.v1` passes names that it lacks on to `tf`.
-            return name.startswith(_COMPAT) and exists(name.replace(_COMPAT, "tensorflow."))
-    return True
-
-
-def option(path: str) -> tuple[bool, str]:
-    """Returns whether `IPUConfig` has an attribute, with advice if it has none or no effect."""
-    kind: Any = IPUConfig
-    for name in path.split("."):
-        member = getattr(kind, name, None)
-        if isinstance(member, Option):
-            return True, member.advice
-        if not isinstance(member, Subcategory):
-            near = difflib.get_close_matches(name, members(kind), n=1)
-            return False, near[0] if near else f"one of {', '.join(members(kind))}"
-        kind = member.kind
-    return True, ""
-
-
-def _member(owner: object, name: str) -> tuple[bool, Any]:
-    if isinstance(owner, ModuleType) and is_own_module(owner.__name__):
-        # A lazy attribute may come from the real TensorFlow, which may not be installed.
-        if name in vars(owner):
-            return _if_exists(vars(owner)[name])
+        path = f"{path}.{attribute}"
         try:
-            return _if_exists(importlib.import_module(f"{owner.__name__}.{name}"))
-        except ImportError:
-            if name not in dir(owner):
-                return False, None
+            value = getattr(value, attribute)
+        except (AttributeError, ImportError):
+            value = _imported(path)
+        if not is_supported(value):
+            # `tf.compat.v1` passes names that it lacks on to `tf`.
+            is_old = name.startswith(_COMPAT)
+            return _value(name.replace(_COMPAT, "tensorflow.")) if is_old else value
+    return value
+
+
+def _imported(path: str) -> Any:
     try:
-        return _if_exists(getattr(owner, name))
-    except (AttributeError, ImportError):
-        return False, None
+        return importlib.import_module(path)
+    except ImportError:
+        return _ABSENT
 
 
-def _if_exists(value: object) -> tuple[bool, Any]:
-    """Returns whether a value does more than to raise, and the value."""
-    return is_supported(value), value
+def _of_keras(name: str) -> str:
+    text = keras2_names.VALUES.get(name) or keras2_names.advice(name)
+    if text is not None:
+        return text
+    last = name.rpartition(".")[2]
+    for module in _OF_KERAS:
+        if exists(f"keras.{module}.{last}"):
+            return f"keras.{module}.{last}"
+    own = "a keras.layers.Layer of your own: Keras 3 has no class like it"
+    return (_operation(name) or "the code of the function itself") if last.islower() else own
 
 
-_SCHEDULE = "learning_rate=keras.optimizers.schedules.InverseTimeDecay(...)"
-_WORKERS = "an argument of keras.utils.PyDataset"
+def _of_tensorflow(name: str) -> str:
+    short = name.replace("tensorflow.compat.v1.", "tensorflow.").replace("compat.v2.", "")
+    text = longest(TENSORFLOW_ADVICE, name) or longest(TENSORFLOW_ADVICE, short)
+    if text is not None:
+        return text
+    text = longest(TENSORFLOW, name) or longest(TENSORFLOW, short)
+    result = _operation(short)
+    if result is not None and (text is None or result.startswith("keras.")):
+        return result
+    return text or _INSTALL
 
-# Arguments that Keras 3 does not have, by the beginning of the function's name.
-KEYWORDS = {
-    ("keras.optimizers.", "lr"): "learning_rate=",
-    ("keras.optimizers.", "decay"): _SCHEDULE,
-    ("keras.layers.", "batch_input_shape"): "keras.Input(batch_shape=...)",
-    ("keras.layers.", "input_dim"): "keras.Input((n,)) as the first layer",
-    ("keras.layers.Embedding", "input_length"): "nothing: it is not needed",
-    ("keras.layers.LSTM", "time_major"): "inputs of shape (batch, time, features)",
-    ("keras.layers.GRU", "time_major"): "inputs of shape (batch, time, features)",
-    ("keras.layers.BatchNormalization", "fused"): "nothing: XLA fuses operations itself",
-    ("keras.layers.BatchNormalization", "renorm"): "keras.layers.BatchNormalization without it",
-}
 
-# Methods by name alone: only a run of the script would show the class of the object.
-METHODS = {
-    "fit_generator": "fit",
-    "evaluate_generator": "evaluate",
-    "predict_generator": "predict",
-    "predict_classes": "predict(x).argmax(-1)",
-    "predict_proba": "predict",
-    "add_update": "assign to a variable in call()",
-    "add_metric": "a metric of the layer: self.metric.update_state(...) in call()",
-    "jacobian": "jax.jacrev(fn)",
-    "batch_jacobian": "jax.vmap(jax.jacrev(fn))",
-    "as_list": "list(x.shape)",
-    "get_shape": "x.shape",
-    "set_shape": "keras.ops.reshape",
-    "make_one_shot_iterator": "the dataset itself",
-    "make_initializable_iterator": "the dataset itself",
-    "experimental_run_v2": "run",
-    "export_for_ipu_inference": SERVING,
-    "export_for_ipu_serving": SERVING,
-    "reset_states": "reset_state",
-}
-
-METHOD_KEYWORDS = {
-    ("fit", "workers"): _WORKERS,
-    ("fit", "use_multiprocessing"): _WORKERS,
-    ("fit", "max_queue_size"): _WORKERS,
-    ("evaluate", "workers"): _WORKERS,
-    ("predict", "workers"): _WORKERS,
-    ("save", "save_format"): "a file name that ends with .keras",
-    ("compile", "experimental_steps_per_execution"): "steps_per_execution=",
-    ("compile", "experimental_run_tf_function"): "nothing: it is not needed",
-    ("compile", "sample_weight_mode"): "sample weights of the shape of the targets",
-}
+def _operation(name: str) -> str | None:
+    """Returns the operation of Keras or JAX with the last part of a name."""
+    owner, _, last = name.rpartition(".")
+    inner = {"tensorflow.random": "random", "tensorflow.image": "ops.image"}.get(owner)
+    if inner is not None and exists(f"keras.{inner}.{last}"):
+        return f"keras.{inner}.{last}"
+    result = operation(name, OPERATIONS)
+    if result is not None:
+        return result
+    modules = (each for each in _OF_JAX if hasattr(importlib.import_module(each), last))
+    return next((f"{module}.{last}" for module in modules), None)

@@ -6,9 +6,9 @@ copies of the tutorial's, one of them         millrace's modules are served for 
 against TensorFlow's private Keras            their queues, layers and optimizers work together
 """
 
-import ast
 import logging
 import pathlib
+import re
 from collections.abc import Iterator
 
 logger = logging.getLogger("millrace")
@@ -22,8 +22,8 @@ MODULES = {
     "maybe_outfeed_queue": {"MaybeOutfeedQueue"},
 }
 _SERVED_BY = {"maybe_outfeed_queue": "outfeed_wrapper"}
-_PRIVATE = ("optimizer_v2", "tensorflow.python.training", "keras.engine", "keras.src", "base_layer")
-_GRAPHS = ("get_default_graph", "_scratch_graph")
+_PRIVATE = ("optimizer_v2", "tensorflow.python.training", "keras.engine", "keras.src", "base_layer",
+            "get_default_graph", "_scratch_graph")  # fmt: skip
 
 
 class TutorialModules:
@@ -40,11 +40,11 @@ class TutorialModules:
         own: set[str] = set()
         for name, path in _files(directory):
             own.add(name)
-            tree = _tree(path)
-            if tree is None or not _is_copy(tree, path.stem):
-                continue
-            copies[name] = path.relative_to(directory)
-            needs_private |= _uses_private(tree)
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+            classes = set(re.findall(r"^class (\w+)", text, re.MULTILINE))
+            if classes and classes <= MODULES[path.stem]:  # the tutorial's, and no others
+                copies[name] = path.relative_to(directory)
+                needs_private |= any(private in text for private in _PRIVATE)
         self._copies = copies if needs_private else {}
         missing = {name for name in MODULES if name not in own}
         self.aliases = {name: _served_by(name) for name in (*self._copies, *missing)}
@@ -81,34 +81,3 @@ def _files(directory: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
                 yield stem, path
         for path in sorted(directory.glob(f"*/{stem}.py")):
             yield f"{path.parent.name}.{stem}", path
-
-
-def _tree(path: pathlib.Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return None  # a package, or nothing that can be read: Python says what is wrong
-
-
-def _is_copy(tree: ast.Module, stem: str) -> bool:
-    """Whether a module has the tutorial's classes, and no others."""
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    return bool(classes) and classes <= MODULES[stem]
-
-
-def _uses_private(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute | ast.Constant):
-            text = node.attr if isinstance(node, ast.Attribute) else node.value
-            if text in _GRAPHS:
-                return True
-            continue
-        else:
-            continue
-        if any(private in name for name in names for private in _PRIVATE):
-            return True
-    return False

@@ -105,8 +105,9 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
         own = devices_of_environment()
         hint = (
             f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
-            f"{number}. Set the environment variable XLA_FLAGS={_FLAG}={number}, or call "
-            "configure_ipu_system() above everything that builds a model or an array."
+            f"{number}. Run the program with `millrace run --devices {number}`, or set "
+            f"XLA_FLAGS={_FLAG}={number}; or call configure_ipu_system() above everything that "
+            "builds a model or an array."
             if own is None or own >= number
             else f" The environment sets {own}. Set JAX_NUM_CPU_DEVICES={number} instead."
         )

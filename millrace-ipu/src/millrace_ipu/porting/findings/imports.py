@@ -10,47 +10,31 @@ Keras chooses its backend when it is imported, so an import of millrace comes be
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from millrace.extend import is_own_module
-from millrace_ipu.porting.findings.finding import TextEdit, replaced, start_of
-from millrace_ipu.porting.findings.source_text import SourceText
-from millrace_ipu.porting.replacements import canonical
+from millrace_ipu.porting.findings.program import OwnModule, PortedProgram
+from millrace_ipu.porting.findings.source_text import TextEdit
+from millrace_ipu.porting.replacements import HOMES, canonical, name_now
 
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras"
-_OWN = ("ipu", "tensorflow", "keras")
-_HOME = {"ipu": "millrace_ipu.ipu", "tensorflow": "millrace_ipu.tensorflow", "keras": "keras"}
 # Prefixes of what programs spell, which millrace_ipu.tensorflow and Keras do not have themselves.
 _SERVED = ("tensorflow.python", "tensorflow.compat.v1.keras", "tensorflow.compiler", "keras.ipu")
 _SERVED += ("tensorflow.keras.ipu", "tf_keras")
 
-Rename = Callable[[str], str]
-ServedBy = Callable[[str], str | None]
-IsOwn = Callable[[str, int], object]
-
 
 class ImportRules:
-    """The edits of a program's imports.
+    """The edits of the imports of a file.
 
     Args:
-        tree: syntax tree of the program.
-        source: its text.
-        is_own: whether a module, by name and number of leading dots, is part of the program.
-        served_by: returns the canonical name of the module in place of one of the program's own.
-        rename: returns the canonical name of today for a canonical name.
+        program: the program that the file is part of.
+        module: the file.
     """
 
-    def __init__(
-        self,
-        tree: ast.Module,
-        source: SourceText,
-        is_own: IsOwn,
-        served_by: ServedBy,
-        rename: Rename,
-    ) -> None:
-        self._tree, self._source, self._is_own = tree, source, is_own
-        self._served_by, self._rename = served_by, rename
-        self._bound = dict(_bound(tree, rename))
+    def __init__(self, program: PortedProgram, module: OwnModule) -> None:
+        self._program, self._module = program, module
+        self._tree, self._source = module.tree, module.source
+        self._bound = dict(_bound(module.tree))
         self._needed: set[str] = set()
 
     def edits(self) -> list[TextEdit]:
@@ -75,9 +59,8 @@ class ImportRules:
         if best is not None:
             return best[0] + name[len(best[1]) :]
         root = name.partition(".")[0]
-        if root not in _OWN:
-            return name
-        self._needed.add(f"import {root}" if root == "keras" else f"from millrace import {root}")
+        if root in HOMES:
+            self._needed.add(_from(root, root))
         return name
 
     def spelled_anew(self, spelled: str) -> str | None:
@@ -88,14 +71,14 @@ class ImportRules:
         """
         if not any(_begins(spelled, prefix) for prefix in _SERVED):
             return None
-        name = self._rename(canonical(spelled))
-        return self.spelling(name) if name.partition(".")[0] in _OWN else None
+        name = name_now(canonical(spelled))
+        return self.spelling(name) if name.partition(".")[0] in HOMES else None
 
     def _of(self, node: ast.AST) -> Iterator[TextEdit]:
         if isinstance(node, ast.Import):
             lines = [self._plain(alias) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if self._is_own(node.module, 0):
+            if self._program.is_own(self._module, node.module, 0):
                 return
             lines = [self._member(node.module, alias) for alias in node.names]
         else:
@@ -107,27 +90,27 @@ class ImportRules:
         ]
         modules = {text.partition(" import ")[0] for text in texts}
         if isinstance(node, ast.ImportFrom) and len(modules) == 1 and _keep(node, texts):
-            start = self._source.offset(start_of(node))
+            start, _ = self._source.span(node)
             at = self._source.text.index(node.module or "", start + len("from"))
             module = modules.pop().removeprefix("from ")
-            yield self._source.edit(at, at + len(node.module or ""), module)
+            yield TextEdit(at, at + len(node.module or ""), module)
             return
-        yield replaced(node, self._joined(node, list(dict.fromkeys(texts))))
+        yield self._source.replaced(node, self._joined(node, list(dict.fromkeys(texts))))
 
     def _plain(self, alias: ast.alias) -> str | None:
         """`import tensorflow.keras as keras`."""
         name = alias.name
-        if self._is_own(name, 0):
+        if self._program.is_own(self._module, name, 0):
             return None
-        served = self._served_by(name)
+        served = self._program.served_by(self._module, name)
         if served is not None:
             return _from(served, alias.asname or name)
         if alias.asname is None and name.startswith("keras.ipu"):
             return "import keras"
         if alias.asname is None and name.partition(".")[0] == "tensorflow":
             return "from millrace_ipu import tensorflow"
-        new = self._rename(canonical(name))
-        if new.partition(".")[0] not in _OWN or is_own_module(name):
+        new = name_now(canonical(name))
+        if new.partition(".")[0] not in HOMES or is_own_module(name):
             return None
         if new == name and name.startswith("keras"):
             return None
@@ -136,22 +119,19 @@ class ImportRules:
     def _member(self, module: str, alias: ast.alias) -> str | None:
         """`from tensorflow.python import ipu`."""
         name = f"{module}.{alias.name}"
-        served = self._served_by(module)
+        served = self._program.served_by(self._module, module)
         if served is not None:
             return _from(f"{served}.{alias.name}", alias.asname or alias.name)
         if is_own_module(name):
             return None
-        new = self._rename(canonical(name))
-        if (new == name and name.startswith("keras")) or new.partition(".")[0] not in _OWN:
+        new = name_now(canonical(name))
+        if (new == name and name.startswith("keras")) or new.partition(".")[0] not in HOMES:
             return None
-        if "(" in new or "'" in new or " " in new:
-            new = canonical(name)
         return _from(new, alias.asname or alias.name)
 
-    def _joined(self, node: ast.AST, texts: list[str]) -> str:
-        start = self._source.offset(start_of(node))
-        line = self._source.offset((start_of(node)[0], 0))
-        indent = self._source.text[line:start]
+    def _joined(self, node: ast.stmt, texts: list[str]) -> str:
+        start, _ = self._source.span(node)
+        indent = self._source.text[self._source.offset(node.lineno, 0) : start]
         is_alone = not indent.strip()
         return (f"{self._source.newline}{indent}" if is_alone else "; ").join(texts)
 
@@ -165,19 +145,16 @@ class ImportRules:
             is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
             if not is_doc and not is_future:
                 break
-        newline = self._source.newline
-        return TextEdit((line, 0), (line, 0), "".join(f"{text}{newline}" for text in texts))
+        at, newline = self._source.offset(line, 0), self._source.newline
+        return TextEdit(at, at, "".join(f"{text}{newline}" for text in texts))
 
 
 def _from(name: str, bound: str) -> str:
     """Returns the statement that binds a canonical name."""
-    root, _, rest = name.partition(".")
-    if not rest:
-        home, last = ("", root) if root == "keras" else ("millrace_ipu", root)
-    else:
-        inner, _, last = rest.rpartition(".")
-        home = ".".join(filter(None, (_HOME[root], inner)))
+    root, *rest = name.split(".")
+    *homes, last = [*HOMES[root].split("."), *rest]
     renamed = "" if bound == last else f" as {bound}"
+    home = ".".join(homes)
     return f"from {home} import {last}{renamed}" if home else f"import {last}{renamed}"
 
 
@@ -194,16 +171,16 @@ def _statement(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     return f"{start}import {ast.unparse(alias)}"
 
 
-def _bound(tree: ast.Module, rename: Rename) -> Iterator[tuple[str, str]]:
+def _bound(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yields the names that the module's own imports bind, each with its canonical name."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.name if alias.asname else alias.name.partition(".")[0]
-                yield alias.asname or bound, rename(canonical(bound))
+                yield alias.asname or bound, name_now(canonical(bound))
         elif isinstance(node, ast.ImportFrom) and not node.level:
             for alias in node.names:
-                name = rename(canonical(f"{node.module}.{alias.name}"))
+                name = name_now(canonical(f"{node.module}.{alias.name}"))
                 yield alias.asname or alias.name, name
 
 
@@ -220,9 +197,8 @@ def _needs_millrace_first(tree: ast.Module) -> bool:
             modules = [node.module or ""]
         else:
             continue
-        roots = {module.partition(".")[0] for module in modules}
-        if any(map(is_own_module, roots)):
+        if any(map(is_own_module, modules)):
             return False
-        if "keras" in roots:
+        if any(module.partition(".")[0] == "keras" for module in modules):
             return True
     return False

@@ -3,129 +3,91 @@
 import pathlib
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.text import Text
+import click
 
 from millrace_ipu.porting.findings.finding import Finding
-from millrace_ipu.porting.findings.own_modules import PortedProgram
-from millrace_ipu.porting.findings.port import FileFindings, port_program, uses_tensorflow
-from millrace_ipu.porting.findings.rewrite import Rewritten, rewrite, write
+from millrace_ipu.porting.findings.port import port_program, uses_tensorflow
+from millrace_ipu.porting.findings.program import PortedProgram
+from millrace_ipu.porting.findings.rewrite import rewrite
 
-_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
+_COLOURS = {"@@": "cyan", "+": "green", "-": "red"}
 
 
-def show_findings(paths: Sequence[pathlib.Path], console: Console | None = None) -> int:
+def show_findings(paths: Sequence[pathlib.Path]) -> int:
     """Prints the findings of programs, and returns the exit status.
 
     Args:
         paths: files of programs; the modules beside them that they import are read, too.
-        console: prints the lines; None is standard output.
 
     Returns:
         0 if nothing stands in the way, 1 if something does, 2 if a file cannot be read.
     """
-    console = console or _console()
     program = PortedProgram(paths)
-    _show_unread(program, console)
-    return _show(program, port_program(program, len(paths)), console, "")
+    _show_unread(program, err=False)
+    return _show(program, "", err=False)
 
 
-def show_rewritten(
-    paths: Sequence[pathlib.Path],
-    writes: bool,
-    console: Console | None = None,
-    messages: Console | None = None,
-) -> int:
-    """Prints what changes in rewritten programs, and the findings that are left.
+def show_rewritten(paths: Sequence[pathlib.Path], writes: bool) -> int:
+    """Prints what changes in rewritten programs, and on stderr the findings that are left.
 
     Args:
         paths: files of programs; the modules beside them that they import change, too.
         writes: whether the files are written, after all of the diff is printed.
-        console: prints the diff; None is standard output.
-        messages: prints all else; None is standard error.
 
     Returns:
         0 if nothing is left that stands in the way, 1 if something is, 2 if a file cannot be read.
-
-    Raises:
-        RewriteError: if a file has changed since it was read.
     """
-    console = console or _console()
-    messages = messages or _console(stderr=True)
     program = PortedProgram(paths)
-    _show_unread(program, messages)
+    _show_unread(program, err=True)
     if program.unread:
-        messages.print("Nothing was rewritten.")
+        click.echo("Nothing was rewritten.", err=True)
         return 2
-    files = rewrite(program, len(paths))
+    files = rewrite(program)
     for file in files:
-        _show_diff(file, console)
-    if writes:
-        write(files)
+        for line in file.diff():
+            colour = next((c for start, c in _COLOURS.items() if line.startswith(start)), None)
+            click.secho(line, fg=colour)
+    for file in files if writes else ():
+        file.write()
     done = f"{_files(len(files))} {'rewritten' if writes else 'to rewrite'}. " if files else ""
-    return _show(program, port_program(program, len(paths)), messages, done)
+    return _show(program, done, err=True)
 
 
-def _console(stderr: bool = False) -> Console:
-    return Console(highlight=False, soft_wrap=True, stderr=stderr)
-
-
-def _show_diff(file: Rewritten, console: Console) -> None:
-    for line in file.diff():
-        style = next((s for start, s in _STYLES.items() if line.startswith(start)), "")
-        console.print(Text(line, style=style))
-
-
-def _show_unread(program: PortedProgram, console: Console) -> None:
+def _show_unread(program: PortedProgram, err: bool) -> None:
     for path, error in program.unread:
-        console.print(Text(f"{path}: cannot be read: {_why(path, error)}", style="red"))
+        click.secho(f"{path}: cannot be read: {error}", fg="red", err=err)
 
 
-def _show(program: PortedProgram, files: list[FileFindings], console: Console, done: str) -> int:
+def _show(program: PortedProgram, done: str, err: bool) -> int:
     findings: list[Finding] = []
-    for file in files:
-        for finding in file.shown:
-            console.print(_line(file.module.path, finding))
+    for file in port_program(program):
         findings += file.shown
+        for finding in file.shown:
+            click.echo(f"{file.module.path}:{finding.line}: {_text(finding)}", err=err)
     blocking = sum(finding.blocks for finding in findings)
-    is_for_ipu = any(uses_tensorflow(file.module.tree) for file in files)
-    if files:
-        console.print(done + _summary(len(files), len(findings), blocking, is_for_ipu))
+    if program.modules:
+        click.echo(done + _summary(program, len(findings), blocking), err=err)
     return 2 if program.unread else int(blocking > 0)
 
 
-def _line(path: pathlib.Path, finding: Finding) -> Text:
-    text = Text(f"{path}:{finding.line}: ")
-    text.append(finding.what, style="bold red" if finding.blocks else "yellow")
-    text.append(f"  ->  {finding.instead}")
-    return text if finding.blocks else text.append(f"  ({finding.why})", style="dim")
-
-
-def _why(path: pathlib.Path, error: Exception) -> str:
-    if path.is_dir():
-        return f"it is a directory. Give its files, such as {path}/*.py."
-    if not path.exists():
-        return "there is no such file."
-    if isinstance(error, SyntaxError):
-        line = f"line {error.lineno}: " if error.lineno else ""
-        return f"{line}{error.msg}. Convert a program for Python 2 with 2to3 first."
-    encoding = error.encoding if isinstance(error, UnicodeDecodeError) else "utf-8"
-    return f"it is not text in {encoding.upper()}." if isinstance(error, ValueError) else str(error)
+def _text(finding: Finding) -> str:
+    what = click.style(finding.what, fg="red" if finding.blocks else "yellow")
+    why = "" if finding.blocks else f"  ({finding.why})"
+    return f"{what}  ->  {finding.instead}{why}"
 
 
 def _files(number: int) -> str:
     return "1 file" if number == 1 else f"{number} files"
 
 
-def _summary(files: int, number: int, blocking: int, is_for_ipu: bool) -> str:
-    where = _files(files)
-    if not blocking and not is_for_ipu:
-        return (
-            f"{where}: nothing to port, as tensorflow and ipu packages are not imported. Run it "
-            "with `python`."
-        )
-    if not blocking:
+def _summary(program: PortedProgram, number: int, blocking: int) -> str:
+    where = _files(len(program.modules))
+    if blocking:
+        verb, of = ("stands" if blocking == 1 else "stand"), f"finding{'s' * (number > 1)}"
+        return f"{where}: {blocking} of {number} {of} {verb} in the way. See docs/porting.md."
+    if any(uses_tensorflow(program, module) for module in program.modules):
         return f"{where}: nothing stands in the way. Run it with `millrace run`."
-    verb = "stands" if blocking == 1 else "stand"
-    of = "finding" if number == 1 else "findings"
-    return f"{where}: {blocking} of {number} {of} {verb} in the way. See docs/porting.md."
+    return (
+        f"{where}: nothing to port, as tensorflow and ipu packages are not imported. Run it with "
+        "`python`."
+    )

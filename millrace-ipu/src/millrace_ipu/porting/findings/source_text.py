@@ -3,16 +3,25 @@
 Syntax trees count columns in bytes of UTF-8, and lines as Python does.
 """
 
+import ast
 import re
 from collections.abc import Iterable
-
-from millrace_ipu.porting.findings.finding import TextEdit
+from dataclasses import dataclass
 
 _LINES = re.compile(r"\r\n|\r|\n")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class TextEdit:
+    """New text in place of the characters from start to end."""
+
+    start: int
+    end: int
+    text: str
+
+
 class SourceText:
-    """A source text with positions of `ast`.
+    """A source text.
 
     Args:
         text: the text, with its own line endings.
@@ -20,41 +29,32 @@ class SourceText:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._starts = [0, *(match.end() for match in _LINES.finditer(text))]
+        self._starts = [0, *(match.end() for match in _LINES.finditer(text)), len(text)]
 
-    def offset(self, position: tuple[int, int]) -> int:
-        """Returns the index of a character.
+    def offset(self, line: int, column: int) -> int:
+        """Returns the index of a character: of a line from 1, and an offset in bytes."""
+        start, end = self._starts[line - 1 : line + 1]
+        return start + len(self.text[start:end].encode()[:column].decode())
 
-        Args:
-            position: line from 1, and offset in bytes.
-        """
-        start = self._starts[position[0] - 1]
-        end = self._starts[position[0]] if position[0] < len(self._starts) else len(self.text)
-        return start + len(self.text[start:end].encode()[: position[1]].decode())
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Returns the indices of the first character of a node, and of the one after its last."""
+        at: dict[str, int] = {name: getattr(node, name) for name in node._attributes}
+        start = self.offset(at["lineno"], at["col_offset"])
+        return start, self.offset(at["end_lineno"], at["end_col_offset"])
 
-    def position(self, offset: int) -> tuple[int, int]:
-        """Returns the line from 1, and the offset in bytes, of a character."""
-        line = next(n for n in range(len(self._starts), 0, -1) if self._starts[n - 1] <= offset)
-        return line, len(self.text[self._starts[line - 1] : offset].encode())
-
-    def between(self, start: tuple[int, int], end: tuple[int, int]) -> str:
-        """Returns a part of the text."""
-        return self.text[self.offset(start) : self.offset(end)]
-
-    def edit(self, start: int, end: int, text: str) -> TextEdit:
-        """Returns the edit that writes `text` in place of the characters from start to end."""
-        return TextEdit(self.position(start), self.position(end), text)
+    def replaced(self, node: ast.AST, text: str) -> TextEdit:
+        """Returns the edit that writes other text in place of a node."""
+        return TextEdit(*self.span(node), text)
 
     def with_edits(self, edits: Iterable[TextEdit]) -> str:
         """Returns the text with edits; of two that overlap, the first is made."""
         parts: list[str] = []
         done = 0
         for each in sorted({*edits}):
-            start, end = self.offset(each.start), self.offset(each.end)
-            if start < done or (start == done and start == end and parts[-1:] == [each.text]):
-                continue
-            parts += [self.text[done:start], each.text]
-            done = end
+            is_same = each.start == done == each.end and parts[-1:] == [each.text]
+            if each.start >= done and not is_same:
+                parts += [self.text[done : each.start], each.text]
+                done = each.end
         return "".join([*parts, self.text[done:]])
 
     @property

@@ -1,6 +1,7 @@
 """Callbacks as in Keras 2: `ModelCheckpoint(monitor="val_dice_accuracy", save_best_only=True)`.
 
-LearningRateScheduler(f)    f may return an array
+LearningRateScheduler(f)                f may return an array
+ModelCheckpoint("w-{epoch}", period=2)  a file every two epochs, under a name that Keras 3 takes
 
 Without `mode` Keras 2 read from the name whether more is better, where Keras 3 asks the metric, and
 raises if the metric is a function.
@@ -12,55 +13,71 @@ from typing import Any
 
 import keras
 
-from millrace_ipu.porting.mending.calls import note, replace_method, signed
+from millrace_ipu.porting.mending.calls import around, mended_arguments, note
+from millrace_ipu.porting.mending.files import model_file, renamed, weights_file
 
-# The ends or parts of names of which Keras 2 wanted more.
-_PARTS = ("acc",)
-_ENDS = ("acc", "accuracy", "auc")
-
-
-def mend_callbacks() -> None:
-    """Lets callbacks take what they took in Keras 2."""
-    replace_method(keras.callbacks.EarlyStopping, "on_epoch_end", with_a_mode)
-    replace_method(keras.callbacks.LearningRateScheduler, "__init__", _scheduler)
+_PERIOD, _EPOCHS = "epochs_between_files", "epochs_since_a_file"
 
 
-def _scheduler(original: Callable[..., None]) -> Callable[..., None]:
-    @signed(original)
-    def make(self: Any, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        @functools.wraps(schedule)
-        def rate(*values: Any) -> Any:
-            value = schedule(*values)
-            return float(value) if getattr(value, "shape", None) == () else value
+@around(keras.callbacks.LearningRateScheduler, "__init__")
+def _scheduler(
+    original: Callable[..., None],
+    self: Any,
+    schedule: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    @functools.wraps(schedule)
+    def rate(*values: Any) -> Any:
+        value = schedule(*values)
+        return float(value) if getattr(value, "shape", None) == () else value
 
-        original(self, rate, *args, **kwargs)
-
-    return make
+    original(self, rate, *args, **kwargs)
 
 
-def mode_of(callback: keras.callbacks.Callback, monitor: str) -> str:
+@around(keras.callbacks.EarlyStopping, "on_epoch_end")
+def _with_a_mode(original: Callable[..., None], self: Any, epoch: int, logs: Any = None) -> None:
+    """Takes the mode of Keras 2 if Keras 3 has none."""
+    is_undecided = self.mode == "auto" and self.monitor_op is None
+    try:
+        original(self, epoch, logs)
+    except ValueError:
+        if not is_undecided or self.monitor_op is not None:
+            raise
+        self.mode = _mode_of(self, self.monitor)
+        note(
+            f"{type(self).__name__}(monitor={self.monitor!r}) has mode={self.mode!r}, as in "
+            "Keras 2. Write the mode."
+        )
+        original(self, epoch, logs)
+
+
+def _mode_of(callback: keras.callbacks.Callback, monitor: str) -> str:
     """Returns what Keras 2 took for `mode="auto"`: `"max"` or `"min"`."""
     if isinstance(callback, keras.callbacks.EarlyStopping):
-        return "max" if monitor.endswith(_ENDS) else "min"
-    is_more = any(part in monitor for part in _PARTS)
-    return "max" if is_more or monitor.startswith("fmeasure") else "min"
+        is_more = monitor.endswith(("acc", "accuracy", "auc"))
+    else:
+        is_more = "acc" in monitor or monitor.startswith("fmeasure")
+    return "max" if is_more else "min"
 
 
-def with_a_mode(original: Callable[..., None]) -> Callable[..., None]:
-    """Returns `on_epoch_end` of a callback that takes the mode of Keras 2 if Keras 3 has none."""
+@around(keras.callbacks.ModelCheckpoint, "__init__")
+def _checkpoint(
+    original: Callable[..., None], self: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
+    args, kwargs = mended_arguments("keras.callbacks.ModelCheckpoint", args, kwargs)
+    period = kwargs.pop("period", None)
+    weights_only = args[3] if len(args) > 3 else kwargs.get("save_weights_only", False)
+    new = weights_file(filepath) if weights_only else model_file(filepath)
+    new = f"{new.removesuffix('.hdf5')}.h5" if new.endswith(".hdf5") else new
+    original(self, renamed(filepath, new), *args, **kwargs)
+    vars(self)[_PERIOD], vars(self)[_EPOCHS] = period or 1, 0
 
-    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
-        is_undecided = self.mode == "auto" and self.monitor_op is None
-        try:
-            original(self, epoch, logs)
-        except ValueError:
-            if not is_undecided or self.monitor_op is not None:
-                raise
-            self.mode = mode_of(self, self.monitor)
-            note(
-                f"{type(self).__name__}(monitor={self.monitor!r}) has mode={self.mode!r}, as in "
-                "Keras 2. Write the mode."
-            )
-            original(self, epoch, logs)
 
-    return on_epoch_end
+@around(keras.callbacks.ModelCheckpoint, "on_epoch_end")
+def _at_epoch_end(original: Callable[..., None], self: Any, epoch: int, logs: Any = None) -> None:
+    own = vars(self)
+    own[_EPOCHS] = own.get(_EPOCHS, 0) + 1
+    if own[_EPOCHS] >= own.get(_PERIOD, 1):
+        own[_EPOCHS] = 0
+        _with_a_mode(original, self, epoch, logs)

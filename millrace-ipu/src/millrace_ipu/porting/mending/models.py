@@ -5,7 +5,6 @@ labels `(n,)`                    columns `(n, 1)`; one label, and each metric, i
 predictions `(n, t, 1)`          `(n, t)` in metrics, where the labels have that rank
 """
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,55 +12,31 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace.extend import add
 from millrace_ipu._compat.keras_models import give_metrics_to_outputs
-from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.keras2 import habits_of
-from millrace_ipu.porting.mending.calls import mended_arguments, replace_method, signed
+from millrace_ipu.porting.mending.calls import added, around, mended_arguments
 
-_LOOPS = ("fit", "evaluate", "predict")
+_ABSENT: Any = object()
 _GENERATOR_STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
 
 
-def mend_models() -> None:
-    """Lets models be called as in Keras 2."""
-    for name in (*_LOOPS, "compile"):
-        replace_method(keras.Model, name, functools.partial(_method, name))
-    for name in ("train_on_batch", "test_on_batch"):
-        replace_method(keras.Model, name, _of_one_batch)
-    for name in ("compute_loss", "compute_metrics"):
-        replace_method(keras.Model, name, _of_labels)
-    replace_method(keras.metrics.MeanMetricWrapper, "update_state", _of_one_rank)
-    replace_method(keras.losses.Loss, "__init__", _loss)
-    for name in _LOOPS:
-        add(KERAS2_CALLS, keras.Model, f"{name}_generator", _generator(name))
-    add(KERAS2_CALLS, keras.Model, "predict_classes", _classes)
-    add(KERAS2_CALLS, keras.Model, "predict_proba", _probabilities)
-    add(KERAS2_CALLS, keras.Model, "reset_states", _reset_states)
-
-
-_ABSENT: Any = object()
-
-
-def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        kwargs = {key: value for key, value in kwargs.items() if value is not _ABSENT}
-        args, kwargs = mended_arguments(f".{name}", args, kwargs)
-        return original(self, *args, **kwargs)
-
-    run.__signature__ = _with_old_arguments(name, original)  # type: ignore[attr-defined]
-    return run
-
-
-def _with_old_arguments(name: str, original: Callable[..., Any]) -> inspect.Signature:
+def _with_old_arguments(original: Callable[..., Any]) -> inspect.Signature:
     """Returns a signature with the arguments of Keras 2, by which strategies check calls."""
     signature = inspect.signature(original)
-    old = {h.argument for h in habits_of(f".{name}") if h.mended and h.argument}
+    habits = habits_of(f".{original.__name__}")
+    old = {habit.argument for habit in habits if habit.mended and habit.argument}
     parameters = [p for p in signature.parameters.values() if p.name not in old]
     only = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(each, only, default=_ABSENT) for each in sorted(old)]
+    more = [inspect.Parameter(each, only, default=_ABSENT) for each in sorted(old)]
     last = parameters.pop() if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else None
-    return signature.replace(parameters=[*parameters, *added, *([last] if last else [])])
+    return signature.replace(parameters=[*parameters, *more, *([last] if last else [])])
+
+
+@around(keras.Model, "fit", "evaluate", "predict", "compile", sign=_with_old_arguments)
+def _run(original: Callable[..., Any], self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    kwargs = {key: value for key, value in kwargs.items() if value is not _ABSENT}
+    args, kwargs = mended_arguments(f".{original.__name__}", args, kwargs)
+    return original(self, *args, **kwargs)
 
 
 def _generator(name: str) -> Callable[..., Any]:
@@ -81,30 +56,30 @@ def _generator(name: str) -> Callable[..., Any]:
     return run
 
 
-def _of_one_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = tuple(inspect.signature(original).parameters)
-
-    def run(self: keras.Model, *args: Any, reset_metrics: bool = True, **kwargs: Any) -> Any:
-        named = dict(zip(parameters[1:], args, strict=False))
-        if reset_metrics:
-            self.reset_metrics()
-        return original(self, **named, **kwargs)
-
-    return run
+for _name in _GENERATOR_STEPS:
+    added(keras.Model, f"{_name}_generator")(_generator(_name))
 
 
-def _of_labels(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compute(
-        self: keras.Model,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        *args: Any,
-        **named: Any,
-    ) -> Any:
-        return original(self, x, *_as_compared(self, y, y_pred), *args, **named)
+@around(keras.Model, "train_on_batch", "test_on_batch")
+def _of_one_batch(
+    original: Callable[..., Any], self: Any, *args: Any, reset_metrics: bool = True, **kwargs: Any
+) -> Any:
+    if reset_metrics:
+        self.reset_metrics()
+    return original(self, *args, **kwargs)
 
-    return compute
+
+@around(keras.Model, "compute_loss", "compute_metrics")
+def _of_labels(
+    original: Callable[..., Any],
+    self: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    *args: Any,
+    **named: Any,
+) -> Any:
+    return original(self, x, *_as_compared(self, y, y_pred), *args, **named)
 
 
 def _as_compared(self: keras.Model, labels: Any, predictions: Any) -> tuple[Any, Any]:
@@ -126,38 +101,38 @@ def _with_axis(value: Any, rank: int) -> Any:
     return keras.ops.expand_dims(value, -1) if has_rank else value
 
 
-def _of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
-    def update_state(self: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
-        more = len(np.shape(y_pred)) - len(np.shape(y_true))
-        if more == 1 and np.shape(y_pred)[-1] == 1:
-            y_pred = keras.ops.squeeze(y_pred, -1)
-        elif more == -1 and np.shape(y_true)[-1] == 1:
-            y_true = keras.ops.squeeze(y_true, -1)
-        return original(self, y_true, y_pred, *args, **kwargs)
-
-    return update_state
-
-
-def _loss(original: Callable[..., None]) -> Callable[..., None]:
-    @signed(original)
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        args, kwargs = mended_arguments(f"keras.losses.{type(self).__name__}", args, kwargs)
-        original(self, *args, **kwargs)
-
-    return make
+@around(keras.metrics.MeanMetricWrapper, "update_state")
+def _of_one_rank(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any
+) -> Any:
+    more = len(np.shape(y_pred)) - len(np.shape(y_true))
+    if more == 1 and np.shape(y_pred)[-1] == 1:
+        y_pred = keras.ops.squeeze(y_pred, -1)
+    elif more == -1 and np.shape(y_true)[-1] == 1:
+        y_true = keras.ops.squeeze(y_true, -1)
+    return original(self, y_true, y_pred, *args, **kwargs)
 
 
+@around(keras.losses.Loss, "__init__")
+def _make_loss(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    args, kwargs = mended_arguments(f"keras.losses.{type(self).__name__}", args, kwargs)
+    original(self, *args, **kwargs)
+
+
+@added(keras.Model, "predict_classes")
 def _classes(self: Any, x: object, batch_size: int | None = None, verbose: int = 0) -> np.ndarray:
     scores = np.asarray(self.predict(x, batch_size=batch_size, verbose=verbose))
     return scores.argmax(-1) if scores.shape[-1] > 1 else (scores > 0.5).astype("int32")
 
 
+@added(keras.Model, "predict_proba")
 def _probabilities(
     self: Any, x: object, batch_size: int | None = None, verbose: int = 0
 ) -> np.ndarray:
     return self.predict(x, batch_size=batch_size, verbose=verbose)
 
 
+@added(keras.Model, "reset_states")
 def _reset_states(self: keras.Model) -> None:
     for layer in self.layers:
         reset = getattr(layer, "reset_state", None) or getattr(layer, "reset_states", None)

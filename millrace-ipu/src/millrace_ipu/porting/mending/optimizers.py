@@ -14,83 +14,65 @@ import keras
 import numpy as np
 
 from millrace.errors import UnsupportedError
-from millrace.extend import add, added_up, is_own_module, trained_by
-from millrace_ipu._compat.patch_table import KERAS2_CALLS
-from millrace_ipu.porting.mending.calls import mended_arguments, replace_method, signed
-from millrace_ipu.porting.object_names import ASSIGNMENTS, COUNTED, OVERRIDES
+from millrace.extend import added_up, is_own_module, trained_by
+from millrace_ipu.porting.keras2 import OVERRIDES
+from millrace_ipu.porting.mending.calls import added, around, mended_arguments
 
+# In a schedule of learning rates: what the program of an update would forget.
+_ASSIGNMENTS = {"assign", "assign_add", "assign_sub"}
 Transform = Callable[[list[tuple[Any, keras.Variable]]], Iterable[tuple[Any, keras.Variable]]]
 
 
-def mend_optimizers() -> None:
-    """Lets optimizers be made, read and set as in Keras 2."""
-    kind = keras.optimizers.Optimizer
-    replace_method(kind, "__init__", _initializer)
-    replace_method(keras.optimizers.LossScaleOptimizer, "__init__", _scale_initializer)
-    rate = property(lambda self: self.learning_rate, _set_rate)
-    add(KERAS2_CALLS, kind, "lr", rate)
-    add(KERAS2_CALLS, kind, "weights", property(lambda self: self.variables))
-    add(KERAS2_CALLS, kind, "get_weights", _values)
-
-
-def _as_number(rate: Any) -> Any:
-    """Returns a rate that is one element of an array as a Python number, which Keras 3 takes."""
-    is_array = isinstance(rate, jax.Array | np.ndarray | np.generic) and rate.size == 1
-    return float(np.asarray(rate).item()) if is_array else rate
+added(keras.optimizers.Optimizer, "weights")(property(lambda self: self.variables))
 
 
 def _set_rate(optimizer: Any, rate: object) -> None:
     optimizer.learning_rate = rate
 
 
-def _values(self: keras.optimizers.Optimizer) -> list[np.ndarray]:
+added(keras.optimizers.Optimizer, "lr")(property(lambda self: self.learning_rate, _set_rate))
+
+
+@added(keras.optimizers.Optimizer, "get_weights")
+def _get_weights(self: keras.optimizers.Optimizer) -> list[np.ndarray]:
     own = (variable for variable in self.variables if variable.name != "learning_rate")
     return [np.asarray(variable.value) for variable in own]
 
 
-def _initializer(original: Callable[..., None]) -> Callable[..., None]:
-    @signed(original)
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        _refuse_overrides(type(self))
-        args, kwargs = mended_arguments(f"keras.optimizers.{type(self).__name__}", args, kwargs)
-        if args and "learning_rate" in kwargs:
-            args = args[1:]  # the default, which a class has passed on beside its `lr`
-        if args:
-            args = (_as_number(args[0]), *args[1:])
-        elif "learning_rate" in kwargs:
-            kwargs["learning_rate"] = _as_number(kwargs["learning_rate"])
-        decay = kwargs.pop("decay", None)
-        transforms = kwargs.pop("gradient_transformers", None)
-        if decay:
-            rate = args[0] if args else kwargs["learning_rate"]
-            schedule = keras.optimizers.schedules.InverseTimeDecay(float(rate), 1, float(decay))
-            args, kwargs["learning_rate"] = args[1:], schedule
-        _refuse_assignments(kwargs.get("learning_rate", args[0] if args else None))
-        original(self, *args, **kwargs)
-        if transforms:
-            apply = functools.partial(_apply_transformed, self.apply, tuple(transforms))
-            object.__setattr__(self, "apply", apply)
-
-    return make
+@around(keras.optimizers.Optimizer, "__init__")
+def _make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    _refuse_overrides(type(self))
+    args, kwargs = mended_arguments(f"keras.optimizers.{type(self).__name__}", args, kwargs)
+    decay = kwargs.pop("decay", None)
+    transforms = kwargs.pop("gradient_transformers", None)
+    if args:  # the default, if a class has passed it on beside its `lr`
+        kwargs.setdefault("learning_rate", args[0])
+    rate: Any = kwargs.get("learning_rate")
+    if isinstance(rate, jax.Array | np.ndarray | np.generic) and rate.size == 1:
+        kwargs["learning_rate"] = float(np.asarray(rate).item())  # which Keras 3 takes
+    if decay:
+        kwargs["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(
+            float(kwargs["learning_rate"]), 1, float(decay)
+        )
+    _refuse_assignments(kwargs.get("learning_rate"))
+    original(self, *args[1:], **kwargs)
+    if transforms:
+        apply = functools.partial(_apply_transformed, self.apply, tuple(transforms))
+        object.__setattr__(self, "apply", apply)
 
 
-def _scale_initializer(original: Callable[..., None]) -> Callable[..., None]:
+@around(keras.optimizers.LossScaleOptimizer, "__init__")
+def _make_scaled(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Takes `inner, dynamic, initial_scale, dynamic_growth_steps`, as in Keras 2."""
-
-    @signed(original)
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        dynamic = kwargs.pop("dynamic", True)
-        if len(args) > 1 and isinstance(args[1], bool):
-            dynamic, args = args[1], (args[0], *args[2:])
-        if not dynamic:
-            raise UnsupportedError(
-                "LossScaleOptimizer(dynamic=False) is not in Keras 3, whose scale is always "
-                "dynamic. For a fixed scale set optimizer.loss_scale_factor = scale, without the "
-                "wrapper."
-            )
-        original(self, *args, **kwargs)
-
-    return make
+    dynamic = kwargs.pop("dynamic", True)
+    if len(args) > 1 and isinstance(args[1], bool):
+        dynamic, args = args[1], (args[0], *args[2:])
+    if not dynamic:
+        raise UnsupportedError(
+            "LossScaleOptimizer(dynamic=False) is not in Keras 3, whose scale is always dynamic. "
+            "For a fixed scale set optimizer.loss_scale_factor = scale, without the wrapper."
+        )
+    original(self, *args, **kwargs)
 
 
 def _refuse_assignments(schedule: object) -> None:
@@ -98,10 +80,11 @@ def _refuse_assignments(schedule: object) -> None:
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return
     code = getattr(type(schedule).__call__, "__code__", None)
-    if code is not None and {*ASSIGNMENTS} & {*code.co_names}:
+    if code is not None and _ASSIGNMENTS & {*code.co_names}:
         raise UnsupportedError(
             f"{type(schedule).__name__}.__call__() assigns to a variable. The program of an update "
-            f"keeps only variables of the optimizer, so this one would not change. Use {COUNTED}."
+            "keeps only variables of the optimizer, so this one would not change. Use the argument "
+            "of __call__, which counts the updates: tf.cast(step, tf.float32)."
         )
     for inner in vars(schedule).values():
         _refuse_assignments(inner)

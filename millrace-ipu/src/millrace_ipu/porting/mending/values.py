@@ -7,9 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace.extend import add, replace
 from millrace_ipu._compat.arrays_and_data import ARRAY_KINDS
-from millrace_ipu._compat.patch_table import KERAS2_CALLS
+from millrace_ipu.porting.mending.calls import added, around
 
 
 class OldShape(tuple[int | None, ...]):
@@ -33,27 +32,23 @@ class OldShape(tuple[int | None, ...]):
     ndims = rank
 
 
-def mend_values() -> None:
-    """Lets tensors, variables and utilities be used as in Keras 2."""
-    for kind in (keras.KerasTensor, keras.Variable, *ARRAY_KINDS):
-        add(KERAS2_CALLS, kind, "get_shape", _shape)
-    add(KERAS2_CALLS, keras.Variable, "read_value", _value)
-    replace(KERAS2_CALLS, _with_dtype, keras.utils, "to_categorical")
-
-
 def _shape(self: Any) -> OldShape:
     return OldShape(self.shape)
 
 
+for _kind in (keras.KerasTensor, keras.Variable, *ARRAY_KINDS):
+    added(_kind, "get_shape")(_shape)
+
+
+@added(keras.Variable, "read_value")
 def _value(self: keras.Variable) -> Any:
     return self.value
 
 
-def _with_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-    def to_categorical(
-        y: Any, num_classes: int | None = None, dtype: Any = None, **kwargs: Any
-    ) -> np.ndarray:
-        encoded = original(y, num_classes, **kwargs)
-        return encoded if dtype is None else encoded.astype(np.dtype(dtype))
-
-    return to_categorical
+@around(keras.utils, "to_categorical")
+def _to_categorical(
+    original: Callable[..., Any], *args: Any, dtype: Any = None, **kwargs: Any
+) -> np.ndarray:
+    encoded = original(*args[:2], **kwargs)
+    dtype = args[2] if len(args) > 2 else dtype
+    return encoded if dtype is None else encoded.astype(np.dtype(dtype))

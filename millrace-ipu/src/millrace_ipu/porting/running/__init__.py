@@ -1,1 +1,1 @@
-"""`millrace run`: a program's imports give modules of millrace, and its devices are known."""
+"""`millrace run`: the imports of a program give modules of millrace."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from millrace_ipu._compat.keras_attributes import build_resnet, legacy_preprocessing
 from millrace_ipu.porting.keras2_names import (
-    BACKEND,
     BETTER,
     GONE,
     MODULES,
@@ -32,6 +31,18 @@ class ReductionNames:
     NONE = "none"
 
 
+def _thresholded(theta: float = 1.0, **options: Any) -> Any:
+    return importlib.import_module("keras").layers.ReLU(threshold=theta, **options)
+
+
+_OBJECTS = {
+    "keras.losses.Reduction": ReductionNames,
+    "keras.losses.ReductionV2": ReductionNames,
+    "keras.layers.ThresholdedReLU": _thresholded,
+    "keras.applications.resnet.ResNet": build_resnet,
+}
+
+
 def module_aliases() -> dict[str, str]:
     """Returns the names of modules that serve the imports of old ones."""
     return {**MODULES, _LEGACY: legacy_preprocessing()[_LEGACY].__name__}
@@ -39,8 +50,7 @@ def module_aliases() -> dict[str, str]:
 
 def patched_modules() -> set[str]:
     """Returns the names of the modules of Keras 3 that old attributes are read from."""
-    old = (*NAMES, *GONE, *BETTER, *VALUES, *MODULES, *(f"keras.backend.{n}" for n in BACKEND))
-    parents = {name.rpartition(".")[0] for name in old}
+    parents = {n.rpartition(".")[0] for n in (*NAMES, *GONE, *BETTER, *VALUES, *MODULES)}
     return {name for name in parents if name.startswith("keras") and _is_module(name)}
 
 
@@ -58,12 +68,8 @@ def old_attribute(module: str, name: str) -> Any:
     full = f"{module}.{name}"
     if module == "keras.backend" and name in OPS:
         return OPS[name]
-    if full in ("keras.losses.Reduction", "keras.losses.ReductionV2"):
-        return ReductionNames
-    if full == "keras.layers.ThresholdedReLU":
-        return _thresholded
-    if full == "keras.applications.resnet.ResNet":
-        return build_resnet
+    if full in _OBJECTS:
+        return _OBJECTS[full]
     for old in _old_names(module, name):
         if old in NAMES:
             return _value(NAMES[old])
@@ -72,7 +78,7 @@ def old_attribute(module: str, name: str) -> Any:
     legacy = legacy_preprocessing().get(module)
     if legacy is not None and hasattr(legacy, name):
         return getattr(legacy, name)
-    instead = _advice(module, name)
+    instead = next(filter(None, map(advice, _old_names(module, name))), None)
     if instead is not None:
         raise AttributeError(
             f"Keras 3 has no {full}. Write {instead}.",
@@ -88,10 +94,6 @@ def _old_names(module: str, name: str) -> tuple[str, ...]:
     return tuple(f"{old}.{name}" for old in (module, *olds))
 
 
-def _advice(module: str, name: str) -> str | None:
-    return next(filter(None, map(advice, _old_names(module, name))), None)
-
-
 def _value(name: str) -> Any:
     module, _, last = name.rpartition(".")
     return getattr(importlib.import_module(module), last)
@@ -104,7 +106,3 @@ def _is_module(name: str) -> bool:
         return importlib.import_module(name).__name__ == name
     except ImportError:
         return False
-
-
-def _thresholded(theta: float = 1.0, **options: Any) -> Any:
-    return importlib.import_module("keras").layers.ReLU(threshold=theta, **options)

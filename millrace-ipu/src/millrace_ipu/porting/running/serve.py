@@ -32,8 +32,7 @@ from millrace_ipu._compat.module_aliases import (
 from millrace_ipu._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace_ipu.porting.keras2_names import module_now
 from millrace_ipu.porting.mending.mending import mending
-from millrace_ipu.porting.running.device_requests import make_devices
-from millrace_ipu.porting.running.error_notes import add_notes
+from millrace_ipu.porting.running.error_notes import add_note
 from millrace_ipu.porting.running.keras2_modules import (
     module_aliases,
     old_attribute,
@@ -103,7 +102,6 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
 
     An error gets a note that says what to write, where the table of habits has its cause.
     """
-    make_devices(script, arguments)
     directory = pathlib.Path(script).absolute().parent
     argv, path = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]
@@ -114,7 +112,7 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             _add_advice(error)
-        add_notes(error)
+        add_note(error)
         raise
     finally:
         sys.argv, sys.path[:] = argv, path

@@ -40,6 +40,7 @@ from millrace_ipu.ipu.keras.extensions.saving import (
 from millrace_ipu.ipu.keras.extensions.setters import SETTERS
 from millrace_ipu.ipu.keras.extensions.settings import rules_of, settings_of
 from millrace_ipu.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
+from millrace_ipu.ipu.pre_compile import compiled, pre_compiles
 from millrace_ipu.tensorflow.iterators import device_iterators
 from millrace_ipu.tensorflow.replacements import SERVING
 from millrace_ipu.tensorflow.unsupported import Unsupported
@@ -89,6 +90,8 @@ def around(name: str, loop: Callable[..., object], controller: Controller) -> Ca
 
     @functools.wraps(loop)
     def run(x: object = None, *args: Any, **kwargs: Any) -> Any:
+        if pre_compiles():
+            return compiled(loop, controller.model, x, *args, **kwargs)
         check_source(x)
         validation = kwargs.get("validation_data")
         check_source(validation[0] if isinstance(validation, tuple) else validation)

@@ -1,0 +1,1 @@
+"""What users call: the strategy, callbacks, layers, optimizers and own loops."""

@@ -1,0 +1,1 @@
+"""Keras callbacks that look into compiled loops."""

@@ -1,0 +1,1 @@
+"""Layers for models that a strategy runs."""

@@ -1,0 +1,1 @@
+"""Optimizers for models that a strategy runs."""

@@ -1,0 +1,185 @@
+"""A traced function that compiles itself for its arguments, and logs that.
+
+call -> as the last one                    its executable: JAX checks whether it takes the arguments
+     -> other options of JAX, or           the executable for these, compiled if it is new
+        another device
+     -> within a trace, or without jit     JAX itself: it becomes part of the surrounding trace
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from millrace._compat.jax_tracing import is_tracing, trace_options
+from millrace.base.pytrees import Array, ArrayTree, SpecTree
+from millrace.base.records.compilation import ProgramKey
+from millrace.base.threads.made_once import MadeOnce
+from millrace.compilation.executables.call_description import Reason, shapes_of
+from millrace.compilation.executables.executable import Executable, finish
+from millrace.compilation.executables.log import CompileLog, current_log
+from millrace.compilation.executables.lowering import Lowering
+from millrace.compilation.executables.progress import progress
+from millrace.compilation.executables.watch import call_watched, unwatched
+from millrace.programs.steps.ended_values import lower_program
+
+ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scalar is an array
+ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The user's function or loop behind a program, for the compile log."""
+
+    name: str  # "train", "repeat of step"
+    number: Hashable  # of the function or the loop
+    objects: tuple[Hashable, ...]  # numbers of the models that it uses
+    key: Callable[[ProgramArguments], ProgramKey]
+    user_arguments: Callable[[ProgramArguments], object]  # those that the user has passed
+    seconds: float = 0.0  # spent on finding the variables that it touches
+    runs_as: str | None = None  # name of the function that it is a piece of
+
+    def after(self, seconds: float) -> "Subject":
+        """Returns this subject with more seconds spent."""
+        return replace(self, seconds=self.seconds + seconds)
+
+    def what(self, arguments: ProgramArguments) -> str:
+        """The program in words."""
+        shapes = shapes_of(self.user_arguments(arguments))
+        return f"{self.name} for {shapes}" if shapes else self.name
+
+
+class _LastCall(NamedTuple):
+    options: tuple[Hashable, ...]  # of JAX
+    executable: Executable
+
+
+class Compiled:
+    """A function of arrays. Its executables are called directly, without `jax.jit`."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        subject: Subject,
+        shares: Callable[[], bool],
+        donated: tuple[int, ...] = (),
+        devices: tuple[jax.Device, ...] | None = None,
+        source: object = None,
+    ):
+        """Prepares the function; compiles nothing yet.
+
+        Args:
+            function: to be traced.
+            subject: for the compile log.
+            shares: whether the executable may serve equal programs; called after the trace.
+            donated: indices of arguments whose memory the program may reuse.
+            devices: of the program; None for those of its arguments.
+            source: what the program is made of, which can name its arguments.
+        """
+        self._source = source
+        self._jitted = jax.jit(function, donate_argnums=donated)
+        self._subject = subject
+        self._shares, self._devices = shares, devices
+        self._executables = MadeOnce[Executable]()
+        self._last: _LastCall | None = None
+
+    def lower(self, *arguments: ProgramArgument) -> jax.stages.Lowered:
+        """Returns the program before XLA compiles it."""
+        return self._jitted.lower(*arguments)
+
+    def prepare(self, *arguments: ProgramArgument) -> None:
+        """Traces and compiles the function, unless there is an executable for these arguments.
+
+        Args:
+            *arguments: arrays or their specs.
+        """
+        if _is_left_to_jax():
+            self._jitted.lower(*arguments)
+        else:
+            self._last = _LastCall(trace_options(), self._executable(arguments))
+
+    def __call__(self, *arguments: ProgramArgument) -> Any:
+        last = self._last
+        if last is not None and last.options == trace_options():
+            try:
+                results = last.executable(*arguments)
+            except (TypeError, ValueError):  # for another device, say; nothing has run
+                pass
+            else:
+                self._runs(current_log())
+                return results
+        if _is_left_to_jax():
+            return self._jitted(*arguments)
+        log = current_log()
+        executable = self._executable(arguments)
+        self._runs(log)
+        try:
+            results = executable(*arguments)
+        except (TypeError, ValueError):  # JAX moves the arguments there, or names the error
+            return call_watched(self._jitted, arguments, {}, log)
+        self._last = _LastCall(trace_options(), executable)
+        return results
+
+    def _runs(self, log: CompileLog) -> None:
+        log.runs(self._subject.runs_as or self._subject.name)
+
+    def _executable(self, arguments: ProgramArguments) -> Executable:
+        leaves, tree = jax.tree.flatten(arguments)
+        key = trace_options(), tree, tuple(map(_kind, leaves))
+        return self._executables.get(key, lambda: self._compile(arguments))
+
+    def _compile(self, arguments: ProgramArguments) -> Executable:
+        log, subject = current_log(), self._subject
+        what, devices = subject.what(arguments), self._devices or _devices(arguments)
+        log.begin(what)
+        key = subject.key(arguments)
+        reason = Reason(key, log, subject.number, subject.objects)
+        with unwatched(), progress("tracing", what):
+            begin = time.perf_counter()
+            traced = self._jitted.trace(*arguments)
+            between = time.perf_counter()
+            lowered = lower_program(traced)
+            end = time.perf_counter()
+        first = not len(self._executables)
+        lowering = Lowering(
+            what=what,
+            key=key,
+            lowered=lowered,
+            devices=devices,
+            cause=reason.cause,
+            again=reason.is_again,
+            trace_seconds=between - begin + (subject.seconds if first else 0.0),
+            lower_seconds=end - between,
+            batch=shapes_of(subject.user_arguments(arguments)),
+            # A program with effects calls the host through objects of its own.
+            shares=len(devices) == 1 and not traced.jaxpr.effects and self._shares(),
+            source=self._source,
+        )
+        with unwatched():
+            executable = finish(lowering, log)
+        reason.has_led_to_an_executable()
+        return executable
+
+
+def _is_left_to_jax() -> bool:
+    return is_tracing() or bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
+def _kind(leaf: Array) -> tuple[Hashable, ...]:
+    """Returns the properties of an argument that JAX compiles for, its device among them."""
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+    return leaf.shape, leaf.dtype, sharding
+
+
+def _devices(arguments: ProgramArguments) -> tuple[jax.Device, ...]:
+    """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
+    for leaf in jax.tree.leaves(arguments):
+        if isinstance(leaf, jax.Array) and leaf.committed:
+            return tuple(sorted(leaf.sharding.device_set, key=lambda device: device.id))
+    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(default, jax.Device):
+        return (default,)
+    return tuple(jax.local_devices(backend=default)[:1])

@@ -1,0 +1,260 @@
+"""A user's function, compiled together with the Keras variables that it uses.
+
+train(steps, model)      steps, an array -> argument        model, an object -> part of the program
+  a program for these shapes and objects?    no -> Program(...)
+  -> its results
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.typing import ArrayLike
+
+from millrace._compat.jax_tracing import is_tracing
+from millrace._compat.keras_steps import current_scope
+from millrace.api.own_loops.compiled import ProgramArguments, Subject
+from millrace.api.own_loops.host_loop import OnHost
+from millrace.api.own_loops.log_subject import is_array, key_of_function, models_of, objects_of
+from millrace.api.own_loops.program import LoopProgram
+from millrace.api.own_loops.replica_devices import devices_for
+from millrace.api.own_loops.replication import ReplicaLaunch, current_launch
+from millrace.api.own_loops.running import running
+from millrace.api.own_loops.scope import Touched, context_of
+from millrace.base.arguments import checked
+from millrace.base.interrupts import held_back
+from millrace.base.options import whole_number
+from millrace.base.pytrees import Array
+from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.base.threads.made_once import MadeOnce
+from millrace.compilation.executables.call_description import name_of, new_number
+from millrace.compilation.executables.log import current_log
+from millrace.compilation.executables.watch import unwatched
+from millrace.errors import ModelError, OptionError
+from millrace.tools.recording.functions import recorded_call
+
+
+@checked
+def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "CompiledFunction":
+    """Compiles a function that uses stock Keras layers, losses, metrics and optimizers.
+
+        @millrace.compile
+        def train(steps):
+            millrace.repeat(steps, body, infeed=infeed)
+            return metric.result()
+
+        strategy.run(train, [1000])
+
+    Numbers and arrays are arguments of the program: it is compiled once for all of their values.
+    Everything else is part of the program: another model or another string makes another program.
+
+    With several replicas the function runs side by side on different data. Each replica has its
+    own copies of the variables. Keeping them equal is up to the function: by an optimizer that
+    averages gradients, say. Element j of an infeed goes to replica `j % replicas`, elements of
+    outfeeds have an axis `[replicas]`, and the variables and results are those of replica 0. Each
+    replica runs on a device of its own, in one process or several.
+
+    A function with a pipeline over several devices cannot be compiled as one program. It is called
+    without compilation, and the host drives the pipeline.
+
+    Args:
+        fn: compiled as a whole when it is first called.
+        replicas: number of replicas. None uses one, or the number that the caller of the function
+            has chosen.
+
+    Raises:
+        OptionError: if `fn` is not a function, or `replicas` not a number of at least 1.
+    """
+    if not callable(fn):
+        raise OptionError(
+            f"compile() takes a function. Received: {fn!r} of type {type(fn).__name__}. Write "
+            "@millrace.compile above a function; to compile a Keras model, call model.compile()."
+        )
+    count = None if replicas is None else whole_number("replicas", replicas, 1)
+    return CompiledFunction(fn, count)
+
+
+class CompiledFunction:
+    """A function compiled by `millrace.compile`. Call it, or pass it to `strategy.run`."""
+
+    def __init__(self, fn: Callable[..., object], replicas: int | None = None):
+        self._fn, self._replicas = fn, replicas
+        self._programs = MadeOnce[LoopProgram | None]()  # None where the host drives
+        self._number = new_number()
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__doc__ = getattr(fn, "__doc__", None)
+        self.__wrapped__ = fn
+
+    @property
+    def compilations(self) -> int:
+        """Number of programs so far: one for each combination of shapes and objects."""
+        return sum(program is not None for program in self._programs.values())
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Runs the program, and updates the variables that the function assigns."""
+        if context_of(current_scope()) is not None:  # part of the program around it
+            args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
+            return jax.tree.map(_value_of, self._fn(*args, **kwargs))
+        if _is_within_a_trace():
+            return self._call(args, kwargs)
+        name = name_of(self._fn)
+        with running(name), recorded_call(name):
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        with held_back():
+            program, arrays = self._program(args, kwargs)
+            if program is not None:
+                return program.run(arrays)
+        return self._fn(*args, **kwargs)  # in which pipelines hold Ctrl-C back
+
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
+        """Returns the program for these arguments before XLA compiles it.
+
+        Raises:
+            ModelError: if the function has a pipeline or a loop in it that the host drives.
+        """
+        program, arrays = self._program(args, kwargs)
+        lowered = program and program.lower(arrays)
+        if lowered is None:
+            raise ModelError(
+                f"{self!r} contains a pipeline over several devices, a loop with queues or a long "
+                "loop, which the host drives: it is not a single program. Call the function."
+            )
+        return lowered
+
+    def __repr__(self) -> str:
+        return f"<millrace.compile of {self.__name__}>"
+
+    def _program(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[LoopProgram | None, list[Array]]:
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        are_arrays = [is_array(leaf) for leaf in leaves]
+        arrays = [_as_argument(x) for x, array in zip(leaves, are_arrays, strict=True) if array]
+        static = [x for x, array in zip(leaves, are_arrays, strict=True) if not array]
+        launch = self._launch()
+        key = (
+            launch and launch.key,
+            treedef,
+            tuple(are_arrays),
+            tuple(map(_type, arrays)),
+            tuple(x if isinstance(x, str | bool) else id(x) for x in static),
+            jax.config.jax_default_device,  # type: ignore[attr-defined]
+        )
+
+        def make() -> LoopProgram | None:
+            current_log().begin(name_of(self._fn))
+            call = _StaticCall(
+                self._fn, self._number, _Template(treedef, are_arrays, static), launch
+            )
+            with unwatched():
+                return _traced(call, arrays, launch)
+
+        return self._programs.get(key, make), arrays
+
+    def _launch(self) -> ReplicaLaunch | None:
+        if _is_within_a_trace():  # this function belongs to the replicas of that trace
+            return None
+        if self._replicas is None:
+            return current_launch()
+        return None if self._replicas == 1 else ReplicaLaunch(devices_for(self._replicas))
+
+
+def _traced(
+    call: "_StaticCall", arrays: list[Array], launch: ReplicaLaunch | None
+) -> LoopProgram | None:
+    try:
+        return LoopProgram(call, arrays, call.subject, launch)
+    except OnHost:
+        if _is_within_a_trace():
+            raise
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """The arguments of a call, with gaps where arrays are."""
+
+    treedef: jax.tree_util.PyTreeDef
+    are_arrays: list[bool]  # of all leaves
+    static: list[object]  # the other leaves
+
+    def filled(self, arrays: Iterable[Array | None]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Returns the arguments by position and by name."""
+        arrays, static = iter(arrays), iter(self.static)
+        leaves = [next(arrays) if is_array else next(static) for is_array in self.are_arrays]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def without_arrays(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Returns the arguments with None for each array."""
+        return self.filled([None] * len(self.are_arrays))
+
+
+class _StaticCall:
+    """The function with its static arguments, as a function of arrays."""
+
+    def __init__(
+        self,
+        fn: Callable[..., object],
+        number: int,
+        template: _Template,
+        launch: ReplicaLaunch | None,
+    ):
+        self._fn, self._number, self._template = fn, number, template
+        self._launch = launch
+
+    def __call__(self, arrays: Sequence[Array]) -> Any:
+        args, kwargs = self._template.filled(arrays)
+        return jax.tree.map(_value_of, self._fn(*args, **kwargs))
+
+    def subject(self, touched: Touched, seconds: float) -> Subject:
+        """Returns a description for the compile log, with the arguments as the user passes them."""
+        name = name_of(self._fn)
+        objects = objects_of(self._fn, *self._template.without_arrays())
+        ids = [("function object", str(self._number)), *objects]
+
+        def key(arguments: ProgramArguments) -> ProgramKey:
+            args, kwargs = self._template.filled(_arrays_of(arguments))
+            key = key_of_function(name, self._fn, args, kwargs, touched, ids)
+            count = 1 if self._launch is None else self._launch.replicas
+            if count == 1:
+                return key
+            replicas = KeyField(Aspect.OPTION, "replicas", str(count))
+            return replace(key, fields=(*key.fields, replicas))
+
+        return Subject(name, self._number, models_of(objects), key, _arrays_of, seconds)
+
+
+def _arrays_of(arguments: ProgramArguments) -> list[Array]:
+    """Returns the user's arrays among the arguments of a program."""
+    return arguments[-1]  # type: ignore[return-value]
+
+
+def _type(array: Array) -> tuple[Hashable, ...]:
+    if isinstance(array, jax.Array):
+        return array.shape, array.dtype, array.weak_type
+    return array.shape, jax.dtypes.canonicalize_dtype(array.dtype), False
+
+
+def _as_argument(leaf: ArrayLike) -> Any:
+    if not isinstance(leaf, int | float | complex):
+        return leaf
+    # A number that 32 bits do not hold is an OverflowError here.
+    return np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
+
+
+def _as_traced(leaf: object) -> Any:
+    return jnp.asarray(_as_argument(leaf)) if is_array(leaf) else leaf  # type: ignore[arg-type]
+
+
+def _is_within_a_trace() -> bool:
+    return current_scope() is not None or is_tracing()
+
+
+def _value_of(leaf: object) -> object:
+    return leaf.value if isinstance(leaf, keras.Variable) else leaf

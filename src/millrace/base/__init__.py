@@ -1,0 +1,1 @@
+"""What everything else stands on: options, records, threads, files of checkpoints."""

@@ -1,0 +1,219 @@
+"""Plain Python values as JSON and arrays, and back. Nothing that is read is ever executed.
+
+None, bool, int, str        as they are
+float                       a number; {"float": "nan"} and the like, for those not in JSON
+list                        a list
+tuple, dict, bytes          {"tuple": [...]}, {"dict": [[key, value], ...]}, {"bytes": "base64"}
+set, frozenset, deque       {"set": [...]}, {"frozenset": [...]}, {"deque": [longest, [...]]}
+NumPy or JAX array          {"array": 3}, the index in a list of arrays
+NumPy scalar                {"scalar": 3}, likewise
+"""
+
+import base64
+import binascii
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from millrace.base.checkpoints.arrays import is_storable
+
+WrittenValue = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+_DEEPEST = 50  # levels of values in values
+_LONGEST = 10_000  # bits of an int: Python reads no longer ones from text
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class NotPlainError(TypeError):
+    """A value is neither plain nor an array."""
+
+
+def encode(
+    value: object, arrays: list[np.ndarray], depth: int = 0, *, copy: bool = True
+) -> WrittenValue:
+    """Returns a value as JSON has it, and adds its arrays to a list.
+
+    Args:
+        value: to be written.
+        arrays: gets the arrays in it.
+        depth: levels of values around it.
+        copy: whether the arrays are copied, since their owner may change them.
+
+    Raises:
+        NotPlainError: if it holds an object of another type.
+    """
+    if depth > _DEEPEST:
+        raise NotPlainError(f"values in values, {depth} levels deep")
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return cast(WrittenValue, value)
+    if kind is int:
+        if cast(int, value).bit_length() > _LONGEST:
+            raise NotPlainError(f"an int of {cast(int, value).bit_length():,} bits")
+        return cast(int, value)
+    if kind is float:
+        number = cast(float, value)
+        return number if math.isfinite(number) else {"float": str(number)}
+    if kind is bytes:
+        return {"bytes": base64.b64encode(cast(bytes, value)).decode()}
+    if kind in (list, tuple):
+        items = [
+            encode(each, arrays, depth + 1, copy=copy) for each in cast(Sequence[object], value)
+        ]
+        return items if kind is list else {"tuple": items}
+    if kind in (set, frozenset, deque):
+        many = cast(Iterable[object], value)
+        items = [encode(each, arrays, depth + 1, copy=copy) for each in many]
+        if kind is deque:
+            return {"deque": [cast("deque[object]", value).maxlen, items]}
+        return {kind.__name__: sorted(items, key=str)}  # the order differs between processes
+    if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
+        pairs = cast(dict[object, object], value).items()
+        return {
+            "dict": [
+                [encode(each, arrays, depth + 1, copy=copy) for each in pair] for pair in pairs
+            ]
+        }
+    if isinstance(value, np.ma.MaskedArray):
+        raise NotPlainError("an array with a mask")
+    if isinstance(value, np.generic) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
+        try:
+            array: np.ndarray = np.array(value) if copy else np.asarray(value)
+        except (TypeError, RuntimeError) as error:  # a key of JAX, or an array that was donated
+            raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}") from error
+        if not is_storable(array.dtype):
+            raise NotPlainError(f"an array of dtype {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        arrays.append(array)
+        return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
+    raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}")
+
+
+def decode(value: object, arrays: Sequence[np.ndarray], depth: int = 0) -> Any:
+    """Returns the value that `encode` has written.
+
+    Raises:
+        ValueError: if no value is written like this.
+    """
+    if depth > 2 * _DEEPEST:
+        raise ValueError("values in values, too deep")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [decode(each, arrays, depth + 1) for each in cast(list[object], value)]
+    if isinstance(value, dict) and len(cast(dict[str, object], value)) == 1:
+        [(kind, content)] = cast(dict[str, object], value).items()
+        if kind in _DECODERS:
+            return _DECODERS[kind](content, arrays, depth)
+    raise ValueError(f"no value is written as {str(cast(object, value))[:80]}")
+
+
+def _listed(content: object) -> list[object]:
+    if not isinstance(content, list):
+        raise ValueError(f"a list is expected. Received: {str(content)[:80]}")
+    return cast(list[object], content)
+
+
+def _tuple(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    return tuple(decode(each, arrays, depth + 1) for each in _listed(content))
+
+
+def _dict(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    pairs = [_listed(pair) for pair in _listed(content)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a dict is written as pairs")
+    decoded = [
+        (decode(key, arrays, depth + 1), decode(each, arrays, depth + 1)) for key, each in pairs
+    ]
+    try:
+        return dict(decoded)
+    except TypeError as error:  # a key that is no key
+        raise ValueError(str(error)) from error
+
+
+def _set(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    try:
+        return set(_tuple(content, arrays, depth))
+    except TypeError as error:  # a value that no set holds
+        raise ValueError(str(error)) from error
+
+
+def _frozenset(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    return frozenset(_set(content, arrays, depth))
+
+
+def _deque(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    parts = _listed(content)
+    if len(parts) != 2 or not (parts[0] is None or type(parts[0]) is int):
+        raise ValueError(f"a deque is written as its longest length and its items: {parts[:1]}")
+    try:
+        return deque(_tuple(parts[1], arrays, depth), cast(int | None, parts[0]))
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
+def _bytes(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    del arrays, depth
+    try:
+        return base64.b64decode(str(content), validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def _float(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    del arrays, depth
+    if not isinstance(content, str) or content not in _SPECIAL:
+        raise ValueError(f"no float is written as {str(content)[:80]}")
+    return _SPECIAL[content]
+
+
+def _array(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    del depth
+    if not isinstance(content, int) or not 0 <= content < len(arrays):
+        raise ValueError(f"there is no array {str(content)[:80]} of {len(arrays)}")
+    return np.require(arrays[content], requirements="W")  # copies what cannot be written
+
+
+def _scalar(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    array = _array(content, arrays, depth)
+    if array.ndim:
+        raise ValueError(f"array {content} is no scalar")
+    return array[()]
+
+
+_DECODERS: Mapping[str, Callable[[object, Sequence[np.ndarray], int], Any]] = {
+    "tuple": _tuple,
+    "dict": _dict,
+    "set": _set,
+    "frozenset": _frozenset,
+    "deque": _deque,
+    "bytes": _bytes,
+    "float": _float,
+    "array": _array,
+    "scalar": _scalar,
+}
+
+
+def host_copy(value: object) -> np.ndarray:
+    """Returns the values of an array in host memory that no later step changes."""
+    array = np.asarray(value)
+    # From another device JAX has copied it; on the CPU it may be the memory that a step reuses.
+    is_copy = isinstance(value, jax.Array) and array.flags.owndata
+    return array if is_copy else np.array(array)
+
+
+def copied(values: Any) -> Any:
+    """Returns plain values with copies of their containers and of their arrays."""
+    if isinstance(values, dict):
+        return {key: copied(value) for key, value in values.items()}
+    if isinstance(values, set | frozenset):
+        return type(values)(values)
+    if isinstance(values, deque):
+        return deque(map(copied, values), values.maxlen)
+    if isinstance(values, list | tuple):
+        return type(values)(copied(value) for value in values)
+    return np.array(values) if isinstance(values, np.ndarray) else values

@@ -1,0 +1,1 @@
+"""Frozen records of a run, made of plain values and NumPy arrays; rich prints them as tables."""

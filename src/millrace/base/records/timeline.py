@@ -1,0 +1,162 @@
+"""The tasks of an update over time, simulated or measured.
+
+    group 0 |F0 F1       B0---    B1---    busy 6, idle 3
+    group 1 |   F0 B0--- F1 B1---          busy 6, idle 3
+             0                         9   bubble: 6 of 18 idle, 33 %
+
+One forward leaves one activation set on its device group, for the backward of that micro-batch.
+Counted over time, these sets are the memory that a pipeline needs besides its weights.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.base.records.table_text import TextRecord
+
+
+class PassStyle(NamedTuple):
+    """The style of the tasks of one pass."""
+
+    name: str
+    color: str
+    ink: str  # of the label
+
+
+PASS_STYLES = {
+    "F": PassStyle("forward", "#12805f", "#ffffff"),
+    "B": PassStyle("backward", "#3a67b1", "#ffffff"),
+    "I": PassStyle("backward, for inputs", "#7dbbe6", "#10202e"),
+    "W": PassStyle("backward, for weights", "#efb541", "#2a1d00"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One task, from its start to its end. Prints as `2F0`."""
+
+    stage: int
+    kind: str  # F forward, B backward, or its halves: I for the inputs, W for the weights
+    micro_batch: int
+    group: int  # the device group that ran it
+    start: float  # seconds, or units of cost, since the update began
+    end: float
+
+    @property
+    def duration(self) -> float:
+        """Time from start to end."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline(TextRecord):
+    """All tasks of one update with their times. Prints as a drawing."""
+
+    spans: tuple[Span, ...]
+    num_groups: int
+
+    @property
+    def num_stages(self) -> int:
+        """Stages that have a task here, counted from 0 to the last one."""
+        return max((span.stage + 1 for span in self.spans), default=0)
+
+    @property
+    def has_stage_per_group(self) -> bool:
+        """Whether each device group runs the one stage of its own number."""
+        return all(span.stage == span.group for span in self.spans)
+
+    @property
+    def end(self) -> float:
+        """When the last task ends: the time of the whole update."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Time in tasks, for each device group."""
+        busy = [0.0] * self.num_groups
+        for span in self.spans:
+            busy[span.group] += span.duration
+        return tuple(busy)
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """Time between tasks, before the first and after the last, for each device group."""
+        end = self.end  # once: of a hundred thousand spans it takes a while
+        return tuple(end - busy for busy in self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the time of all device groups, from 0 to 1."""
+        end = self.end
+        return sum(self.idle) / (self.num_groups * end) if end else 0.0
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """For each stage the most activation sets that it held at one time."""
+        held: dict[int, list[tuple[float, float]]] = {}
+        for stage, _, times in self._held():
+            held.setdefault(stage, []).append(times)
+        return tuple(_peak(held.get(number, ())) for number in range(self.num_stages))
+
+    @property
+    def peak_in_flight(self) -> tuple[int, ...]:
+        """For each device group the most activation sets that its stages held at one time."""
+        held: dict[int, list[tuple[float, float]]] = {}
+        for _, group, times in self._held():
+            held.setdefault(group, []).append(times)
+        return tuple(_peak(held.get(number, ())) for number in range(self.num_groups))
+
+    def drawn(self, width: int = 100) -> str:
+        """Draws the tasks to scale: in each column the pass that took most of its time.
+
+            stage 0 |FFFF  BBBBBFFBBBBB  |
+            stage 1 |    FFBBBBB  FFBBBBB|
+
+        Args:
+            width: columns in all.
+        """
+        what = "stage" if self.has_stage_per_group else "group"
+        names = [f"{what} {group} |" for group in range(self.num_groups)]
+        longest = max(map(len, names), default=0)
+        columns = max(width - longest - 1, 1)
+        step = self.end / columns
+        shares: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in names]
+        for span in self.spans if step > 0 else ():
+            last = min(int(span.end / step) + 1, columns)
+            for column in range(max(int(span.start / step), 0), last):
+                share = min(span.end, (column + 1) * step) - max(span.start, column * step)
+                cell = shares[span.group][column]
+                cell[span.kind] = cell.get(span.kind, 0.0) + share
+
+        def letter(cell: dict[str, float]) -> str:
+            kind = max(cell, key=lambda kind: cell[kind], default=" ")
+            return kind if sum(cell.values()) >= step / 2 else " "
+
+        rows = ("".join(map(letter, row)) for row in shares)
+        return "\n".join(f"{name:<{longest}}{row}|" for name, row in zip(names, rows, strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.drawn()}\nbubble {self.bubble:.1%} of {self.end:.4g}"
+
+    def _held(self) -> list[tuple[int, int, tuple[float, float]]]:
+        """Stage, group and time of each set: from its first task to its last, which is B or W."""
+        sets: dict[tuple[int, int], tuple[int, int, tuple[float, float]]] = {}
+        for span in self.spans:
+            key = span.stage, span.micro_batch
+            _, _, (start, end) = sets.get(key, (0, 0, (span.start, span.end)))
+            times = min(start, span.start), max(end, span.end)
+            sets[key] = span.stage, span.group, times
+        return list(sets.values())
+
+
+def _peak(intervals: Iterable[tuple[float, float]]) -> int:
+    # Sorted, -1 comes before +1: a set that ends when another begins leaves its memory to it.
+    changes = sorted(change for start, end in intervals for change in ((start, 1), (end, -1)))
+    count = peak = 0
+    for _, change in changes:
+        count += change
+        peak = max(peak, count)
+    return peak

@@ -1,0 +1,1 @@
+"""From a program to an executable: compiled, cached, explained, exported."""

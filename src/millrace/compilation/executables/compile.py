@@ -1,0 +1,188 @@
+"""The way from a lowered program to an executable: shared, read from disk, or compiled."""
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import jax
+
+from millrace._compat.jax_cache import loads_quietly
+from millrace._compat.jax_executables import Sizes, sizes_of
+from millrace.base.records.cache import EntryLabels
+from millrace.base.records.compilation import Aspect, Cause, Origin, ProgramKey
+from millrace.base.records.printable import printable
+from millrace.compilation.cache.keys import current_script
+from millrace.compilation.cache.lookup import looking_up
+from millrace.compilation.cache.use import known_keys
+from millrace.compilation.executables.log import CompileLog
+from millrace.compilation.executables.lowering import Lowering
+from millrace.compilation.executables.progress import progress
+from millrace.compilation.executables.sharing import (
+    SharedExecutable,
+    copied,
+    of_cache,
+    remember,
+    serves,
+    share_key,
+    sharing,
+)
+from millrace.compilation.explain.diagnose import ANOTHER_MODEL, explain, history, layers_of
+from millrace.compilation.explain.program_difference import difference
+
+logger = logging.getLogger("millrace")
+
+
+def _number_of_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+_cores = threading.BoundedSemaphore(_number_of_cores())  # one compilation for each core
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    """An executable with its origin, its cause and the time that it took."""
+
+    compiled: jax.stages.Compiled
+    origin: Origin
+    cause: Cause
+    layers: tuple[str, ...]  # of the model that it was compiled for, in order
+    sizes: Sizes
+    seconds: float  # without the time of waiting for other compilations
+
+
+def share_or_compile(lowering: Lowering, log: CompileLog) -> CompileResult:
+    """Returns the executable of a program.
+
+    Raises:
+        RecompilationError: if this would be a recompilation, and the log refuses those.
+    """
+    text = lowering.lowered.as_text()
+    if not lowering.shares:
+        return _compile(lowering, log, text)
+    try:
+        key = share_key(text, lowering.lowered, lowering.devices, lowering.options or {})
+    except (AttributeError, KeyError):  # a JAX that does not tell the used arguments
+        return _compile(lowering, log, text)
+    future, is_ours = sharing.claim(key)
+    if is_ours:
+        try:
+            result = _compile(lowering, log, text)
+        except BaseException as error:
+            sharing.fail(key, error)
+            raise
+        shared = SharedExecutable(result.compiled, lowering.devices, result.layers, result.sizes)
+        sharing.keep(key, shared)
+        return result
+    return _shared(future, lowering, text) or _compile(lowering, log, text)
+
+
+def _shared(
+    future: Future[SharedExecutable], lowering: Lowering, text: str
+) -> CompileResult | None:
+    """Waits for the executable of an equal program; returns None if it cannot be used."""
+    try:
+        shared = future.result()
+    except Exception:  # of the thread that compiles it; this one tries, too
+        return None
+    begin = time.perf_counter()
+    compiled = shared.compiled
+    if not serves(shared, lowering.lowered, lowering.devices):
+        if not _can_copy(lowering.devices):
+            return None
+        try:
+            compiled = copied(shared, lowering.lowered, lowering.devices)
+        except Exception as error:  # a kind of executable that its backend cannot write
+            logger.debug("%s is compiled again: %s", lowering.what, error)
+            return None
+    history.add(lowering.key, text)
+    seconds = time.perf_counter() - begin
+    return CompileResult(
+        compiled, Origin.SHARED, lowering.cause, shared.layers, shared.sizes, seconds
+    )
+
+
+def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
+    here = jax.process_index()
+    return loads_quietly() and all(device.process_index == here for device in devices)
+
+
+def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
+    key = lowering.key
+    cause = _with_difference(lowering, text)
+    log.allow(lowering.what, cause, lowering.again)
+    earlier = history.keys(key.program)
+    history.add(key, text)
+    labels = EntryLabels(key.model, key.program, lowering.batch, key, lowering.layers)
+    what = f"{lowering.what} (Ctrl-C waits for it)"
+    with _cores, progress("compiling", what), looking_up(labels) as lookup:
+        begin = time.perf_counter()
+        compiled = lowering.lowered.compile(dict(lowering.options or {}) or None)
+        seconds = time.perf_counter() - begin
+    if lookup.hit:
+        remember(compiled, of_cache(lookup.entry))
+        layers = lookup.layers or lowering.layers
+        return CompileResult(compiled, Origin.CACHE, cause, layers, sizes_of(compiled), seconds)
+    if not earlier:  # in this process; an earlier process may have compiled one
+        cause = _since_an_earlier_process(lowering, cause)
+    sizes = sizes_of(compiled)
+    return CompileResult(compiled, Origin.COMPILED, cause, lowering.layers, sizes, seconds)
+
+
+_REMEDY = (
+    "Values that a program reads while it is traced are constants of it: draw numbers with "
+    "keras.random, and keep values that change in a keras.Variable."
+)
+
+
+def _with_difference(lowering: Lowering, text: str) -> Cause:
+    """Returns the cause; with the differences of the programs if no field of the key differs."""
+    cause = lowering.cause
+    if any(aspect is not Aspect.IDENTITY for aspect in cause.aspects):
+        return cause
+    before = history.text_of(lowering.key)
+    differences = difference(before, text) if before else ()
+    if not differences:
+        return cause
+    text = f"{cause.text}; in the program: {'; '.join(differences)}"
+    return replace(cause, text=text, remedy=_REMEDY)
+
+
+def _since_an_earlier_process(lowering: Lowering, cause: Cause) -> Cause:
+    key, keys = lowering.key, known_keys(lowering.key.program)
+    # The key itself is among them: it has just been written.
+    earlier = [each for each in keys if each.digest != key.digest and _is_of_same(each, key)]
+    if not earlier:
+        return cause
+    since = explain(_without_objects(key), [_without_objects(each) for each in earlier[::-1]])
+    if since.text == ANOTHER_MODEL:
+        return cause
+    text = f"{cause.text}; since an earlier process: {printable(since.text)}"
+    return replace(since, text=text)
+
+
+def _without_objects(key: ProgramKey) -> ProgramKey:
+    """Returns a key without its identities, which are objects of one process."""
+    return replace(
+        key, fields=tuple(each for each in key.fields if each.aspect is not Aspect.IDENTITY)
+    )
+
+
+def _is_of_same(earlier: ProgramKey, key: ProgramKey) -> bool:
+    """Whether a program of an earlier process is probably of the same model.
+
+    The name is not enough: every first `keras.Sequential` is called "sequential". In the same
+    script the model of that name may have changed; in any other its layers must be equal.
+    """
+    if earlier.model != key.model:
+        return False
+    script = current_script()
+    if script and earlier.script == script:
+        return True
+    before, now = ([(f.name, f.value) for f in layers_of(each)] for each in (earlier, key))
+    return before == now

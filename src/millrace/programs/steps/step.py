@@ -1,0 +1,203 @@
+"""One step: gradients, and the update.
+
+    gradient of a micro-batch -> optimizer.prepare(...) -> accumulated -> the update
+
+An optimizer, or one that it wraps, may have a method `prepare(gradients, variables)`, which runs
+on the gradients of each micro-batch. When `are_prepared` returns True the optimizer must not
+prepare again the gradients that it applies.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import jax
+import keras
+
+from millrace._compat.keras_steps import compute_gradient_step, metric_logs
+from millrace.base.pytrees import ArrayTree
+from millrace.base.threads.scoped_value import ScopedValue
+from millrace.programs.plan import Mode, Plan
+from millrace.programs.recomputation.step import (
+    Updating,
+    accumulating_value_and_grad,
+    recomputes,
+    recomputing_value_and_grad,
+)
+from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients
+from millrace.programs.steps.micro_batches import compute_in_parts
+from millrace.programs.steps.scopes import KERAS_STEP, UPDATE
+from millrace.programs.steps.state import State, as_lists, as_state, with_dtypes_of
+from millrace.programs.taps.taps import is_open, value_and_grad
+from millrace.programs.taps.tensors import loss_tapped, tap_loss
+
+Step: TypeAlias = Callable[[State, ArrayTree], tuple[State, ArrayTree]]
+# Returns gradients, the state without the update, logs.
+GradientStep: TypeAlias = Callable[[State, ArrayTree], tuple[Gradients, State, ArrayTree]]
+# Adds the gradients, times a coefficient, to others.
+AccumulatingStep: TypeAlias = Callable[
+    [State, ArrayTree, Gradients, Factor], tuple[Gradients, State, ArrayTree]
+]
+
+
+def make_step(model: keras.Model, mode: Mode) -> Step:
+    """Returns the step that Keras's own loop would run, with state first in its result.
+
+    It calls the model's `train_step`, `test_step` or `predict_step`, so an override of these runs
+    unchanged. The second result is the logs of the step, or its outputs when predicting.
+    """
+
+    def train(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
+        with _keras_scope(model, "train_step"):
+            logs, new = model.train_step(as_lists(state), batch)
+        return with_dtypes_of(as_state(new), state, model), logs
+
+    def test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
+        with _keras_scope(model, "test_step"):
+            logs, new = model.test_step(as_lists(state), batch)
+        return with_dtypes_of(as_state(new), state, model), logs
+
+    def predict(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
+        outputs, non_trainable = model.predict_step(as_lists(state), batch)
+        return with_dtypes_of(as_state((state[0], non_trainable)), state, model), outputs
+
+    return {Mode.TRAIN: train, Mode.TEST: test, Mode.PREDICT: predict}[mode]
+
+
+def _keras_scope(model: keras.Model, name: str) -> AbstractContextManager[Any]:
+    """Returns a name scope around a step that is Keras's own."""
+    is_own = getattr(type(model), name) is getattr(keras.Model, name)
+    return jax.named_scope(KERAS_STEP) if is_own else contextlib.nullcontext()
+
+
+def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
+    """Returns a step without the update: gradients, the new state with old weights, logs.
+
+    Values that the model taps are tapped in the trace of the caller.
+    """
+    recomputing = recomputing_value_and_grad(plan) if recomputes(plan) else None
+
+    def gradient_step(state: State, batch: ArrayTree) -> tuple[Gradients, State, ArrayTree]:
+        differentiate: Any = recomputing or (value_and_grad if is_open() else None)
+        if plan.division.parts > 1:
+            computed = compute_in_parts(model, plan, state, batch, differentiate)
+            if plan.taps.loss and is_open():
+                tap_loss(computed.loss)
+            gradients, non_trainable, metrics, logs, _ = computed
+            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+            return gradients, as_state((state[0], non_trainable, state[2], metrics)), logs
+        if plan.taps.loss and is_open():
+            differentiate = loss_tapped(differentiate or value_and_grad)
+        gradients, non_trainable, metrics, logs = compute_gradient_step(
+            model, as_lists(state), batch, differentiate
+        )
+        gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+        new = as_state((state[0], non_trainable, state[2], metrics))
+        return gradients, with_dtypes_of(new, state, model), logs
+
+    return gradient_step
+
+
+def make_updating_step(model: keras.Model, plan: Plan) -> Step:
+    """Returns a step with recomputation that updates each weight once its gradient is there."""
+
+    def step(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
+        lists = as_lists(state)
+
+        def update(
+            trainable: Sequence[jax.Array], optimizer: Sequence[jax.Array], gradients: Gradients
+        ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
+            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+            with_values = as_state((trainable, lists[1], optimizer, lists[3]))
+            new = apply_gradients(model, with_values, gradients)
+            return list(new[0]), list(new[2])
+
+        differentiate = recomputing_value_and_grad(plan, Updating(update, lists[2]))
+        (trainable, optimizer), non_trainable, metrics, logs = compute_gradient_step(
+            model, lists, batch, differentiate
+        )
+        new = as_state((trainable, non_trainable, optimizer, metrics))
+        return with_dtypes_of(new, state, model), logs
+
+    return step
+
+
+def make_accumulating_step(
+    model: keras.Model, plan: Plan, accumulator: Accumulator
+) -> AccumulatingStep:
+    """Returns a step with recomputation that adds up each gradient once it is there."""
+
+    def step(
+        state: State, batch: ArrayTree, accumulated: Gradients, coefficient: Factor
+    ) -> tuple[Gradients, State, ArrayTree]:
+        def add(gradients: Gradients, accumulated: Gradients) -> Gradients:
+            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+            return accumulator.add(accumulated, gradients, coefficient)
+
+        accumulated, non_trainable, metrics, logs = compute_gradient_step(
+            model, as_lists(state), batch, accumulating_value_and_grad(plan, add, accumulated)
+        )
+        new = as_state((state[0], non_trainable, state[2], metrics))
+        return accumulated, with_dtypes_of(new, state, model), logs
+
+    return step
+
+
+def logs_follow_from_metrics(model: keras.Model, mode: Mode) -> bool:
+    """Whether the logs of a step are a function of the metrics' state alone.
+
+    They are unless the user wrote a step or a `compute_metrics`. A loop need not carry such logs:
+    it computes them once, after the last step.
+    """
+    step = {Mode.TRAIN: "train_step", Mode.TEST: "test_step"}.get(mode)
+    return step is not None and all(
+        getattr(type(model), name) is getattr(keras.Model, name)
+        for name in (step, "compute_metrics")
+    )
+
+
+def final_logs(model: keras.Model, state: State) -> Any:
+    """Returns the logs that follow from the metrics' state after the last step."""
+    return metric_logs(model, state[-1])
+
+
+_prepared = ScopedValue(False)
+
+
+def prepared(
+    optimizer: keras.optimizers.Optimizer | None,
+    gradients: Sequence[jax.Array],
+    variables: Sequence[keras.Variable],
+) -> list[jax.Array]:
+    """Returns gradients of a micro-batch in the form in which they are accumulated.
+
+    Args:
+        optimizer: optimizer of the model; None if it has none.
+        gradients: one for each of `variables`.
+        variables: some or all of the variables that the optimizer trains.
+    """
+    while optimizer is not None and not hasattr(optimizer, "prepare"):
+        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
+    if optimizer is None:
+        return list(gradients)
+    prepare: Any = getattr(optimizer, "prepare")  # noqa: B009 - Keras's class has none
+    return prepare(list(gradients), variables)
+
+
+def applying_prepared() -> AbstractContextManager[Any]:
+    """Returns a context manager for an update whose gradients were all prepared."""
+    return _prepared.bound_to(True)
+
+
+def are_prepared() -> bool:
+    """Whether the gradients that an optimizer receives were prepared before they were added up."""
+    return _prepared.get()
+
+
+def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> State:
+    """Runs the optimizer once, with its unscaling, clipping, schedule, weight decay and EMA."""
+    trainable, non_trainable, optimizer, metrics = as_lists(state)
+    with applying_prepared(), jax.named_scope(UPDATE):
+        trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
+    return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state, model)

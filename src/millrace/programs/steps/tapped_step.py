@@ -1,0 +1,134 @@
+"""A step and an update, each with the values that it taps.
+
+gradient_step(state, batch)   -> gradients, state, logs    and taps: one entry per micro-batch
+update(state, gradients)      -> state                     and taps: one entry per update
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace.base.pytrees import ArrayTree
+from millrace.errors import ModelError
+from millrace.programs.plan import Mode, Plan
+from millrace.programs.steps.accumulate import Gradients
+from millrace.programs.steps.state import State
+from millrace.programs.steps.step import apply_gradients, make_gradient_step, make_step
+from millrace.programs.taps.statistics import reduction_of
+from millrace.programs.taps.taps import Tapped, collecting
+from millrace.programs.taps.tensors import (
+    activations_tapped,
+    found_non_finite,
+    loss_scale,
+    packed,
+    tap_gradients,
+)
+
+# (state, gradients, halted so far) -> new state, taps, halted
+TappedUpdate: TypeAlias = Callable[
+    [State, Gradients, jax.Array | None], tuple[State, Tapped, jax.Array | None]
+]
+
+# An optimizer with a method of this name receives the gradients of every micro-batch.
+AFTER_COMPUTE = "tap_micro_gradients"
+
+
+def tapping_optimizer(model: keras.Model) -> Any:
+    """Returns the model's optimizer, or one it wraps, that has this method; None if none has."""
+    optimizer = getattr(model, "optimizer", None)
+    while optimizer is not None and not hasattr(optimizer, AFTER_COMPUTE):
+        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
+    return optimizer
+
+
+def make_tapped_step(
+    model: keras.Model, plan: Plan
+) -> Callable[[State, ArrayTree], tuple[Any, Tapped]]:
+    """Returns a step with its taps: the gradient step when training, Keras's own otherwise.
+
+    Raises:
+        ModelError: for a `train_step` that the user wrote: millrace cannot differentiate inside it.
+    """
+    trains = plan.mode is Mode.TRAIN
+    if trains and type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
+        raise ModelError(
+            f"{type(model).__name__} {model.name!r} overrides train_step(), and an outfeed layer, "
+            "an OutfeedOptimizer or a callback carries values out of its step, which the strategy "
+            "then differentiates itself. Override compute_loss() instead, or train without these."
+        )
+    step: Any = make_gradient_step(model, plan) if trains else make_step(model, plan.mode)
+
+    def run(state: State, batch: ArrayTree) -> Any:
+        if not trains:
+            with activations_tapped(model):
+                return step(state, batch)
+        due = is_due(model, state, plan.taps.every)
+        with activations_tapped(model, plan.taps, due):
+            gradients, new, logs = step(state, batch)
+        tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state[2]))
+        return gradients, new, logs
+
+    def tapped(state: State, batch: ArrayTree) -> tuple[Any, Tapped]:
+        result, values = collecting(run)(state, batch)
+        return result, packed(values)
+
+    return tapped
+
+
+def make_tapped_update(model: keras.Model, plan: Plan) -> TappedUpdate:
+    """Returns the update with its taps, and whether training has halted at it or before.
+
+    Its last argument says whether training halted before it: a halt is final. It and the last
+    result are None where the plan does not ask for halts.
+    """
+
+    def run(state: State, gradients: Gradients) -> State:
+        tap_update(model, plan, state, gradients)
+        return apply_gradients(model, state, gradients)
+
+    def tapped(
+        state: State, gradients: Gradients, halted: jax.Array | None
+    ) -> tuple[State, Tapped, jax.Array | None]:
+        new, values = collecting(run)(state, gradients)
+        values = packed(values)
+        if halted is not None:
+            halted = halted | found_non_finite(values)
+        return new, values, halted
+
+    return tapped
+
+
+def tap_update(model: keras.Model, plan: Plan, state: State, gradients: Gradients) -> None:
+    """Taps the requested statistics of the gradients that are about to be applied."""
+    due = is_due(model, state, plan.taps.every)
+    scale = loss_scale(model, state[2])
+    reduce = reduction_of(plan.taps)
+    tap_gradients(model, gradients, plan.taps.gradients, due, scale, reduce)
+
+
+def tap_micro_gradients(
+    model: keras.Model,
+    plan: Plan,
+    gradients: Gradients,
+    due: jax.Array | None,
+    scale: jax.Array | None,
+) -> None:
+    """Taps the requested statistics of the gradients of one micro-batch."""
+    reduce = reduction_of(replace(plan.taps, norms=False))
+    tap_gradients(model, gradients, plan.taps.micro_gradients, due, scale, reduce)
+    optimizer = tapping_optimizer(model)
+    if optimizer is not None:
+        optimizer.tap_micro_gradients(gradients, model.trainable_variables)
+
+
+def is_due(model: keras.Model, state: State, every: int) -> jax.Array | None:
+    """Returns whether statistics of this update are wanted; None if those of all updates are."""
+    if every == 1:
+        return None
+    variables = model.optimizer.variables
+    index = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
+    return jnp.asarray(state[2][index]) % every == 0

@@ -1,3 +1,0 @@
-"""Frozen records of a run, made of plain values and NumPy arrays; rich prints them as tables."""
-
-from millrace.records.run import load as load

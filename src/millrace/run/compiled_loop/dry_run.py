@@ -1,0 +1,87 @@
+"""Compiles the programs of executions of a model in one piece, without running them.
+
+It reads the same plan of calls and asks for the same executables as the runner does, so training
+finds the executables that were compiled here.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from millrace.compilation.executables.executable import Executable
+from millrace.programs.plan import Plan
+from millrace.programs.replicas.placement import specs_of_programs
+from millrace.programs.steps.state import State
+from millrace.run.compiled_loop.block_plans import BlockPlans
+from millrace.run.compiled_loop.executables import Executables
+from millrace.run.compiled_loop.execution_calls import Call, CallRules, ProgramName
+from millrace.run.compiled_loop.protocol import ExecutionSteps
+
+
+class CompiledCall(NamedTuple):
+    """A call that an execution would make, with its executable."""
+
+    program: ProgramName
+    executable: Executable
+    steps: int  # that the executable runs; 0 if it runs none
+    is_loop: bool  # whether its HLO contains one iteration, however many it runs
+
+
+class LoopPrograms(NamedTuple):
+    """The programs of an execution of a model in one piece."""
+
+    plan: Plan  # of the last block
+    calls: tuple[CompiledCall, ...]  # each executable once
+    apply: Callable[[], Executable]  # the program of an update alone
+    extra_flops: float | None  # share that a memory budget adds to a step; None without one
+
+
+class LoopDryRun:
+    """The dry run of a model in one piece."""
+
+    def __init__(self, executables: Executables, plan: Plan, single_steps: bool):
+        """Begins as a new runner does.
+
+        Args:
+            executables: of the runner, which shares all that is compiled.
+            plan: of the mode, for any block.
+            single_steps: whether executions have one step.
+        """
+        self._executables = executables
+        self._blocks = BlockPlans(executables, plan, single_steps)
+        self._single_steps = single_steps
+
+    def programs(self, state: State, execution: ExecutionSteps) -> LoopPrograms:
+        """Returns the compiled programs of an execution.
+
+        Args:
+            state: specs of the state in the form that Keras keeps.
+            execution: its blocks need no batches.
+        """
+        compiled: dict[int, CompiledCall] = {}
+        blocks = self._blocks
+        try:
+            self._executables.see(specs_of_programs(blocks.base, state))
+            blocks.extend_records(execution.longest)
+            rules = CallRules.of(
+                blocks.base, self._single_steps, execution.longest, execution.chunk
+            )
+            for call, _ in blocks.calls(execution.slices, rules, blocks.enter):
+                self._compile(call, compiled)
+        finally:
+            self._executables.forget()
+        plan = blocks.of_block
+        return LoopPrograms(
+            plan,
+            tuple(compiled.values()),
+            lambda: self._executables.apply(plan),
+            self._executables.extra_flops(plan),
+        )
+
+    def compile(self, state: State, execution: ExecutionSteps) -> None:
+        """Compiles the programs of an execution, for its runner to find."""
+        self.programs(state, execution)
+
+    def _compile(self, call: Call, compiled: dict[int, CompiledCall]) -> None:
+        executable = self._executables.of_call(self._blocks.of_block, call)
+        is_loop = self._blocks.forms.form.is_loop
+        compiled[id(executable)] = CompiledCall(call.program, executable, call.steps, is_loop)

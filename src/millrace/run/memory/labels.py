@@ -1,0 +1,216 @@
+"""Labels for the arguments and results of a program: roles, and names in the model.
+
+    program       arguments                              results
+    run           state, batches, start, count           state, result, taps
+    accumulate    state, accumulated, batches, ...       state, accumulated, result, taps
+    zeros         state                                  accumulated
+    apply         state, accumulated, ...                state, taps
+
+The programs of stages have theirs in stage_labels.py, those of functions in function_labels.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import keras
+
+from millrace._compat.keras_layers import layer_names
+from millrace.base.records.memory import LiveBuffer
+from millrace.programs.plan import ROLES, Plan
+from millrace.programs.steps.scopes import UPDATE
+from millrace.run.memory.owners import layer_finder
+
+ValuePath = tuple[Any, ...]  # of a leaf, in the tree of a program's arguments or results
+
+_ARGUMENTS = {
+    "run": ("state", "batches"),
+    "accumulate": ("state", "accumulated", "batches"),
+    "zeros": ("state",),
+    "apply": ("state", "accumulated"),
+}
+_RESULTS = {
+    "run": ("state", "result"),
+    "accumulate": ("state", "accumulated", "result"),
+    "zeros": ("accumulated",),
+    "apply": ("state",),
+}
+ROLE_OF_VARIABLES = {  # and of kinds of arguments: one of `program_memory.ROLES`
+    "trainable": "parameters",
+    "non_trainable": "parameters",
+    "optimizer": "optimizer",
+    "accumulated": "accumulators",
+    "batches": "batches",
+}
+_DEFAULT = {"zeros": "accumulation", "apply": "update"}
+
+
+class ValueLabel(NamedTuple):
+    """What one array is."""
+
+    role: str = "other"  # one of `program_memory.ROLES`
+    name: str = ""  # the path of a variable: "dense/kernel"; "batches[0]"
+    layer: str = ""
+
+
+def position(path: ValuePath) -> int:
+    """Returns the index that a path begins with; -1 if it begins with none."""
+    return getattr(path[0], "idx", -1) if path else -1
+
+
+class ProgramLabels(Protocol):
+    """The labels of the arrays of one program."""
+
+    kind: str  # of its operations whose names do not tell: as in `ProgramSegment`, or ""
+    updates: frozenset[str]  # name scopes of the update of the weights
+    repeats: bool  # whether its forward operations repeat those of another program
+
+    def argument(self, path: ValuePath) -> ValueLabel:
+        """Returns the label of an argument."""
+        ...
+
+    def result(self, path: ValuePath) -> ValueLabel:
+        """Returns the label of a result."""
+        ...
+
+
+class NoLabels:
+    """The labels of a program of which nothing is known."""
+
+    kind = ""
+    updates: frozenset[str] = frozenset()
+    repeats = False
+
+    def argument(self, path: ValuePath) -> ValueLabel:
+        """Returns a label with the path alone."""
+        return ValueLabel(name=f"argument{jax.tree_util.keystr(path)}")
+
+    def result(self, path: ValuePath) -> ValueLabel:
+        """Returns a label with the path alone."""
+        return ValueLabel(name=f"result{jax.tree_util.keystr(path)}")
+
+
+class LoopLabels:
+    """The labels of a program of a model in one piece, with or without replicas."""
+
+    PROGRAMS = tuple(_ARGUMENTS)
+    repeats = False
+
+    def __init__(self, model: keras.Model, plan: Plan, program: str):
+        """Finds the variables.
+
+        Args:
+            model: of the program.
+            plan: of the program.
+            program: "run", "accumulate", "zeros" or "apply".
+        """
+        self._model, self._plan = model, plan
+        self._arguments, self._results = _ARGUMENTS[program], _RESULTS[program]
+        self.kind = _DEFAULT.get(program, "" if plan.mode.value == "train" else "forward")
+        self.updates = update_scopes(model)
+        self._paths: dict[str, list[str]] = {}  # of the variables of a role
+
+    def _paths_of(self, role: str) -> list[str]:
+        if role not in self._paths:  # Keras walks through all layers for these
+            self._paths[role] = [each.path for each in variables_of(self._model, role)]
+        return self._paths[role]
+
+    @cached_property
+    def _layers(self) -> Mapping[str, str]:
+        return variable_layers(self._model)
+
+    def argument(self, path: ValuePath) -> ValueLabel:
+        """Returns the label of an argument."""
+        number = position(path)
+        if not 0 <= number < len(self._arguments):
+            return ValueLabel(name="a number")
+        return self._label(self._arguments[number], path[1:])
+
+    def result(self, path: ValuePath) -> ValueLabel:
+        """Returns the label of a result."""
+        if len(self._results) == 1 and self._results[0] != "state":  # it is not in a tuple
+            return self._label(self._results[0], path)
+        number = position(path)
+        if not 0 <= number < len(self._results):
+            return ValueLabel(name="taps")
+        return self._label(self._results[number], path[1:])
+
+    def _label(self, kind: str, rest: ValuePath) -> ValueLabel:
+        if kind == "state":
+            if not rest:
+                return ValueLabel(name=kind)
+            role = ROLES[self._plan.mode][rest[0].idx]
+            paths = self._paths_of(role)
+            index = rest[1].key if len(rest) > 1 else 0
+            # With replicas the state has all metrics twice.
+            name = paths[index % len(paths)] if paths else kind
+        elif kind == "accumulated":
+            role, index = kind, max(position(rest), 0)
+            paths = self._paths_of("trainable")
+            # With replicas, sums of other values follow those of gradients.
+            name = f"accumulated {paths[index] if index < len(paths) else index}"
+        else:
+            role, name = kind, f"{kind}{jax.tree_util.keystr(rest)}"
+        return ValueLabel(ROLE_OF_VARIABLES.get(role, "other"), name, self._layers.get(name, ""))
+
+
+def update_scopes(model: keras.Model | None) -> frozenset[str]:
+    """Returns the name scopes of a model's optimizer, and of the one that it wraps."""
+    names = {UPDATE}
+    optimizer = getattr(model, "optimizer", None)
+    while optimizer is not None:
+        names.add(optimizer.name)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return frozenset(names)
+
+
+def variable_layers(model: keras.Model) -> dict[str, str]:
+    """Returns the layers of weights, accumulators and optimizer state, by name."""
+    layer_of = layer_finder(layer_names(model))
+    layers = {each.path: layer_of(each.path) for each in model.variables}
+    names = {path: layer for path, layer in layers.items() if layer}
+    slots = variables_of(model, "optimizer") if getattr(model, "optimizer", None) else []
+    # Keras names the slots of Adam, say, `adam/mlp_dense_kernel_momentum`.
+    starts = {f"{each.path.replace('/', '_')}_": each.path for each in model.trainable_variables}
+    for path in starts.values():
+        names[f"accumulated {path}"] = names.get(path, "")
+    for variable in slots:
+        last = variable.path.rpartition("/")[2]
+        if path := longest_start(last, starts):
+            names[variable.path] = names.get(path, "")
+    return names
+
+
+def longest_start(name: str, starts: Mapping[str, str]) -> str:
+    """Returns the value of the longest key that a name starts with, empty if there is none."""
+    end = name.rfind("_")
+    while end > 0:
+        if (path := starts.get(name[: end + 1])) is not None:
+            return path
+        end = name.rfind("_", 0, end)
+    return ""
+
+
+def with_layers_of_variables(
+    model: keras.Model, alive: Sequence[LiveBuffer]
+) -> tuple[LiveBuffer, ...]:
+    """Returns the tensors with the layers of weights, accumulators and optimizer state."""
+    names = variable_layers(model)
+    return tuple(
+        replace(each, layer=names[each.name])
+        if not each.layer and each.opcode == "parameter" and each.name in names
+        else each
+        for each in alive
+    )
+
+
+def variables_of(model: keras.Model, role: str) -> list[Any]:
+    """Returns the variables with one role in the state."""
+    return {
+        "trainable": lambda: model.trainable_variables,
+        "non_trainable": lambda: model.non_trainable_variables,
+        "optimizer": lambda: model.optimizer.variables,
+        "metric": lambda: model.metrics_variables,
+    }[role]()

@@ -1,0 +1,113 @@
+"""The memory of a model in one piece: that of the largest program of an execution.
+
+    run          arguments: state, batches            temporaries: accumulators and others
+    accumulate   arguments: state, accumulated, batches
+    apply        arguments: state, accumulated        the batches are in memory, too
+
+Sizes are those of the executable: of sharded values, the shards on one device.
+"""
+
+from collections import Counter
+
+import jax
+import keras
+
+from millrace._compat.jax_executables import (
+    argument_bytes,
+    buffers_proto,
+    kept_arguments,
+    requirement,
+)
+from millrace._compat.keras_layers import layer_names
+from millrace.base.records.memory_report import DeviceMemory, StageMemory
+from millrace.compilation.executables.executable import compiled_of, renames_of
+from millrace.programs.plan import ROLES, Plan
+from millrace.programs.steps.accumulate import make_accumulator
+from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
+from millrace.run.memory.hlo_proto import read_buffers
+from millrace.run.memory.labels import LoopLabels, ValuePath, with_layers_of_variables
+from millrace.run.memory.liveness import memory_profile
+from millrace.run.memory.owners import layer_finder
+
+_ARGUMENTS = {
+    "run": ("state", "batches"),
+    "accumulate": ("state", "accumulated", "batches"),
+    "apply": ("state", "accumulated"),
+}
+
+
+def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
+    """Returns the memory of an execution on each device.
+
+    Args:
+        model: of the programs.
+        programs: of the execution.
+    """
+    plan = programs.plan  # `zeros` needs less than the others
+    calls = [call for call in programs.calls if call.program in _ARGUMENTS]
+    sizes = {id(call): _arguments(call) for call in calls}
+    all_sizes = {key: size for call_sizes in sizes.values() for key, size in call_sizes.items()}
+    resident = sum(all_sizes.values())
+    # Values that are not arguments of a program are in memory all the same.
+    absent = {key: resident - sum(call_sizes.values()) for key, call_sizes in sizes.items()}
+
+    def needed(call: CompiledCall) -> int:
+        return requirement(compiled_of(call.executable)) + absent[id(call)]
+
+    peak = max(calls, key=needed)
+    compiled = compiled_of(peak.executable)
+    by_kind: Counter[str] = Counter()
+    for (kind, path), size in all_sizes.items():
+        by_kind[_role(plan, path) if kind == "state" else kind] += size
+    memory = compiled.memory_analysis()
+    temporaries = memory.temp_size_in_bytes if memory is not None else 0
+    accumulators = by_kind["accumulated"]
+    if peak.program == "run" and plan.accumulation.steps > 1:
+        accumulators = min(_accumulator_bytes(model, plan), temporaries)
+        temporaries -= accumulators
+    named = sum(by_kind.values()) - by_kind["accumulated"] + accumulators + temporaries
+    stage = StageMemory(
+        stage=0,
+        parameters=by_kind["trainable"] + by_kind["non_trainable"],
+        optimizer_state=by_kind["optimizer"],
+        accumulators=accumulators,
+        temporaries=temporaries,
+        in_flight=0,
+        batches=by_kind["batches"],
+        other=by_kind["metric"] + needed(peak) - named,
+    )
+    labels = LoopLabels(model, plan, peak.program)
+    profile = memory_profile(
+        compiled,
+        layer_finder(layer_names(model), renames_of(peak.executable)),
+        lambda path: labels.argument(path).name,
+    )
+    devices = tuple(map(str, plan.group.devices))
+    name = f"{plan.mode.value}_{peak.program}"
+    alive = with_layers_of_variables(model, profile.alive)
+    return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
+
+
+def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:
+    """Returns the bytes of each argument on one device, numbers excluded."""
+    compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.program]
+    paths = kept_arguments(compiled)
+    argument_sizes: dict[tuple[str, ValuePath], int] = {}
+    for allocation in read_buffers(buffers_proto(compiled)).allocations:
+        if allocation.is_parameter and allocation.parameter < len(paths):
+            (position, *rest) = paths[allocation.parameter]
+            if position.idx < len(kinds):
+                argument_sizes[kinds[position.idx], tuple(rest)] = allocation.size
+    if not argument_sizes:  # a backend without the addresses of buffers
+        argument_sizes[kinds[0], ()] = argument_bytes(compiled)
+    return argument_sizes
+
+
+def _role(plan: Plan, path: ValuePath) -> str:
+    return ROLES[plan.mode][path[0].idx] if path else "trainable"
+
+
+def _accumulator_bytes(model: keras.Model, plan: Plan) -> int:
+    accumulator = make_accumulator(model.trainable_variables, plan.accumulation)
+    zeros = jax.tree.leaves(jax.eval_shape(accumulator.zeros))
+    return sum(spec.size * spec.dtype.itemsize for spec in zeros)

@@ -1,0 +1,319 @@
+"""The programs of a pipeline's stages.
+
+    forward          weights, fixed, changing, batch, carried
+                     -> sent, changing, results, residuals       (tapped values among the results)
+    backward         weights, held, cotangents, accumulated, coefficient
+                     -> returned, accumulated                    (then tapped values, if any)
+    backward_input   weights, held, cotangents
+                     -> returned, kept
+    backward_weight  weights, held, cotangents, kept, accumulated, coefficient
+                     -> accumulated                              (then tapped values, if any)
+    zeros            -> accumulated
+    partial, shared, final    the parts of an update: run/pipelines/programs/split_update.py
+    logs             metric values -> logs
+
+Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` the state
+that it only reads. Lists are in the order of the records of `run/pipelines/programs/split.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+
+from millrace._compat.jaxpr import as_function, spec_of
+from millrace.base.pytrees import Spec
+from millrace.programs.plan import ROLES, Mode
+from millrace.programs.steps.offload import with_host_layouts
+from millrace.programs.steps.program import FACTOR, Program
+from millrace.programs.steps.state import State
+from millrace.programs.steps.step import final_logs
+from millrace.run.pipelines.programs.split import Arrays, Slot
+from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
+from millrace.run.pipelines.programs.stage_taps import bundle_of_update
+from millrace.run.pipelines.programs.stages import Layouts, Stages, moves, state_groups, with_sums
+
+T = TypeVar("T")
+
+
+class ReplicatedBuilder(Protocol):
+    """Makes the programs that only several replicas have."""
+
+    def is_whole(self, index: int) -> list[bool]:
+        """Returns for each value that a stage's forward changes whether all replicas share it."""
+        ...
+
+    def reduce_replicas(self, index: int) -> Program:
+        """Adds up the results of an update over replicas."""
+        ...
+
+
+class StageBuilder(Protocol):
+    """Makes the programs of one mode of a pipelined model, for one shape of batch."""
+
+    @property
+    def stages(self) -> Stages:
+        """The stages of the programs."""
+        ...
+
+    @property
+    def layouts(self) -> Layouts:
+        """The layouts of the values of the stages."""
+        ...
+
+    @property
+    def replicated(self) -> ReplicatedBuilder | None:
+        """The builder of the further programs of several replicas; None for one replica."""
+        ...
+
+    def forward(self, index: int) -> Program:
+        """One micro-batch through a stage."""
+        ...
+
+    def backward(self, index: int) -> Program:
+        """The gradients of one micro-batch at a stage, added to the accumulators."""
+        ...
+
+    def backward_input(self, index: int) -> Program:
+        """The half of backward that computes cotangents, for which earlier stages wait."""
+        ...
+
+    def backward_weight(self, index: int) -> Program:
+        """The other half of backward: the gradients, added to the accumulators."""
+        ...
+
+    def zeros(self, index: int) -> Program:
+        """The gradient accumulators of a stage, all zero."""
+        ...
+
+    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+        """One stage's part of the update, whose first argument are the values that it replaces.
+
+        It returns its outputs, tapped values, and a zero to wait for, since later updates take
+        over the memory of the outputs.
+        """
+        ...
+
+    def spec_of(self, slot: Slot) -> Spec:
+        """Returns the spec of an input of the update."""
+        ...
+
+    def logs(self, index: int) -> Program:
+        """The logs, computed from the values of the metrics."""
+        ...
+
+
+class OneReplicaBuilder:
+    """Makes the programs of one replica."""
+
+    replicated = None
+
+    def __init__(self, stages: Stages, layouts: Layouts):
+        self.stages, self.layouts = stages, layouts
+
+    def forward(self, index: int) -> Program:
+        """One micro-batch through a stage."""
+        stage = self.stages.split.stages[index]
+        graph = (
+            self.stages.passes(index).forward
+            if self.stages.plan.mode is Mode.TRAIN
+            else stage.graph
+        )
+        run, tapped = as_function(graph), self.stages.taps.forward(index)
+        fixed, changing = state_groups(stage)
+        order = [(fixed if s in fixed else changing).index(s) for s in stage.state]
+        lead = self.stages.plan.step_logs
+
+        def forward(
+            weights: Arrays,
+            fixed_values: Arrays,
+            changing_values: Arrays,
+            batch: Arrays,
+            carried: Arrays,
+        ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+            state = [
+                (fixed_values if slot in fixed else changing_values)[index]
+                for slot, index in zip(stage.state, order, strict=True)
+            ]
+            outputs = run(*weights, *state, *batch, *carried)
+            ends = [len(stage.sent), len(stage.new_state), len(stage.results), len(stage.taps)]
+            sent, new, results, taps, residuals = _cut(outputs, ends)
+            if lead:
+                results = [leaf[None] for leaf in results]
+            if tapped is not None:
+                results += tapped.packed(taps)
+            return sent, new, results, residuals
+
+        arguments = (
+            self.stages.weights(stage),
+            [self.stages.slot(slot) for slot in fixed],
+            [self.stages.slot(slot) for slot in changing],
+            [self.stages.batch[leaf] for leaf in stage.batch],
+            [self.stages.value(number) for number in stage.carried],
+        )
+        return self.stages.program("forward", index, forward, arguments, (2,))
+
+    def backward(self, index: int) -> Program:
+        """The gradients of one micro-batch at a stage, added to the accumulators."""
+        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
+        run = as_function(passes.backward)
+        add = self.stages.accumulator(stage).add
+
+        def backward(
+            weights: Arrays,
+            held: Arrays,
+            cotangents: Arrays,
+            accumulated: Arrays,
+            coefficient: jax.Array,
+        ) -> tuple[Arrays, ...]:
+            outputs = run(*weights, *held, *cotangents)
+            returned, gradients = _cut(outputs, [len(passes.returns)])
+            tapped = self.stages.taps.of_gradients(index, gradients)
+            return returned, add(accumulated, gradients, coefficient), *tapped
+
+        held, cotangents = self.stages.held(index), self.stages.cotangents(index)
+        arguments = (
+            self.stages.weights(stage), held, cotangents, self.layouts.accumulated(stage), FACTOR
+        )  # fmt: skip
+        results = with_sums(
+            self.layouts, index, returns=True, taps=self.stages.taps.backward(index) is not None
+        )
+        return self.stages.program("backward", index, backward, arguments, (3,), results)
+
+    def backward_input(self, index: int) -> Program:
+        """The half of backward that computes cotangents, for which earlier stages wait."""
+        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
+        run = as_function(passes.backward_input)
+
+        def backward_input(weights: Arrays, held: Arrays, cotangents: Arrays) -> list[Arrays]:
+            return _cut(run(*weights, *held, *cotangents), [len(passes.returns)])
+
+        arguments = (
+            self.stages.weights(stage),
+            self.stages.held(index),
+            self.stages.cotangents(index),
+        )
+        return self.stages.program("backward_input", index, backward_input, arguments, ())
+
+    def backward_weight(self, index: int) -> Program:
+        """The other half of backward: the gradients, added to the accumulators."""
+        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
+        run = as_function(passes.backward_weight)
+        add = self.stages.accumulator(stage).add
+
+        def backward_weight(
+            weights: Arrays,
+            held: Arrays,
+            cotangents: Arrays,
+            kept: Arrays,
+            accumulated: Arrays,
+            coefficient: jax.Array,
+        ) -> Arrays | tuple[Arrays, Arrays]:
+            gradients = run(*weights, *held, *cotangents, *kept)
+            added = add(accumulated, gradients, coefficient)
+            tapped = self.stages.taps.of_gradients(index, gradients)
+            return (added, tapped[0]) if tapped else added
+
+        held, cotangents = self.stages.held(index), self.stages.cotangents(index)
+        kept = passes.backward_input.outvars[len(passes.returns) :]
+        arguments = (
+            self.stages.weights(stage),
+            [held[k] for k in passes.weight_held],
+            [cotangents[k] for k in passes.weight_cotangents],
+            [spec_of(var) for var in kept],
+            self.layouts.accumulated(stage),
+            FACTOR,
+        )
+        results = with_sums(self.layouts, index, taps=self.stages.taps.backward(index) is not None)
+        return self.stages.program(
+            "backward_weight", index, backward_weight, arguments, (4,), results
+        )
+
+    def zeros(self, index: int) -> Program:
+        """The gradient accumulators of a stage, all zero."""
+        zeros = self.stages.accumulator(self.stages.split.stages[index]).zeros
+        return self.stages.program("zeros", index, zeros, (), (), with_sums(self.layouts, index))
+
+    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+        """One stage's part of the update, whose first argument are the values that it replaces.
+
+        It returns its outputs, tapped values, and a zero to wait for, since later updates take
+        over the memory of the outputs.
+        """
+        replaced = replaced_by(self.stages.update, part)
+        tapped = bundle_of_update(self.stages.update.taps, part, index)
+        run = as_function(part.graph)
+        specs = dict(zip(part.inputs, map(spec_of, part.graph.invars), strict=True))
+
+        def update(replaced_values: Arrays, others: Arrays) -> Arrays:
+            remaining = iter(others)
+            old = dict(zip(replaced, replaced_values, strict=True))
+            values = run(*(old[s] if s in old else next(remaining) for s in part.inputs))
+            outputs, taps = _cut(values, [len(part.outputs)])
+            return [*outputs, *(tapped.packed(taps) if tapped else []), jnp.zeros(())]
+
+        arguments = (
+            [specs[slot] for slot in replaced],
+            [specs[slot] for slot in part.inputs if slot not in replaced],
+        )
+        program = self.stages.program(name, index, update, arguments, (0,))
+        return (
+            self._offloaded(program, index, part, replaced) if moves(self.stages.plan) else program
+        )
+
+    def _offloaded(
+        self, program: Program, index: int, part: UpdatePart, replaced: Sequence[Slot]
+    ) -> Program:
+        """Returns a part of the update whose values lie as they do between updates."""
+        others = [slot for slot in part.inputs if slot not in replaced]
+        arguments = tuple(
+            with_host_layouts(specs, [self.layouts.of(index, slot) for slot in slots])
+            for slots, specs in zip((replaced, others), program.arguments, strict=True)
+        )
+        tapped = bundle_of_update(self.stages.update.taps, part, index)
+        whole = self.layouts.plans[index].group.whole
+        results = [self.layouts.of(index, slot) or whole for slot in part.outputs]
+        results += [whole] * (1 + (tapped.number if tapped else 0))
+        return replace(program, arguments=arguments, results=results)
+
+    def spec_of(self, slot: Slot) -> Spec:
+        """Returns the spec of an input of the update."""
+        if slot.role in ROLES[self.stages.plan.mode]:
+            return self.stages.slot(slot)
+        update = self.stages.update
+        parts = [*update.partial.values(), *update.final.values()]
+        parts += [update.shared] if update.shared is not None else []
+        variables = (
+            var
+            for part in parts
+            for own, var in zip(part.inputs, part.graph.invars, strict=True)
+            if own == slot
+        )
+        return spec_of(next(variables))
+
+    def logs(self, index: int) -> Program:
+        """The logs, computed from the values of the metrics."""
+        metrics = list(self.stages.specs["metric"])
+
+        def logs(metrics: Arrays) -> object:
+            return final_logs(self.stages.model, cast(State, (metrics,)))
+
+        return self.stages.program("logs", index, logs, (metrics,), ())
+
+
+def replaced_by(update: SplitUpdate, part: UpdatePart) -> list[Slot]:
+    """Returns the inputs of a part of an update whose memory its outputs take over."""
+    others = [p for p in update.final.values() if p is not part]
+    replaced = set(part.outputs) - {slot for other in others for slot in other.inputs}
+    return [slot for slot in part.inputs if slot in replaced]
+
+
+def _cut(values: Sequence[T], lengths: Sequence[int]) -> list[list[T]]:
+    """Cuts a list into lists of these lengths, and a last one of the remaining values."""
+    pieces, begin = [], 0
+    for length in lengths:
+        pieces.append(list(values[begin : begin + length]))
+        begin += length
+    return [*pieces, list(values[begin:])]

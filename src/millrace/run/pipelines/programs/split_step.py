@@ -1,0 +1,106 @@
+"""One micro-batch of a model's loop, traced once and cut into stages."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import jax
+import keras
+
+from millrace._compat.jaxpr import trace
+from millrace._compat.keras_steps import compute_forward
+from millrace.base.options import NO_TAPS, TapRequest
+from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.programs.plan import ROLES, Mode
+from millrace.programs.steps.state import State, as_lists, as_state, variable_text, with_dtypes_of
+from millrace.programs.steps.step import logs_follow_from_metrics
+from millrace.programs.taps.taps import collecting
+from millrace.programs.taps.tensors import activations_tapped
+from millrace.run.pipelines.assignment.layer_calls import LayerCall, marked_calls
+from millrace.run.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
+from millrace.run.pipelines.programs.split import Slot, Split, split
+
+CHANGING = ("non_trainable", "metric")  # change with every micro-batch; the others once an update
+
+
+def split_step(
+    model: keras.Model,
+    mode: Mode,
+    calls: Sequence[LayerCall],
+    marks: Marks,
+    state: State,
+    batch: SpecTree,
+    each_step: bool,
+    taps: TapRequest = NO_TAPS,
+) -> Split:
+    """Traces the forward of one step and cuts it.
+
+    Args:
+        model: a compiled Keras model.
+        mode: the loop whose step it is. In training the step returns the loss and the changed
+            state; its stages are differentiated one by one, and the update is separate.
+        calls: the layer calls that the marks number; none where the model's `call` has the scopes.
+        marks: the stage of each.
+        state: specs of the values of the mode's roles.
+        batch: specs of one batch.
+        each_step: whether every step returns logs, not only the last.
+        taps: the requested statistics of layer outputs.
+
+    Raises:
+        ModelError: if the stages cannot be run as a pipeline.
+    """
+    roles = ROLES[mode]
+    wants_logs = mode is not Mode.PREDICT and (
+        each_step or not logs_follow_from_metrics(model, mode)
+    )
+
+    def step(state: State, batch: ArrayTree) -> dict[str, Any]:
+        loss, new, result = compute_forward(model, mode.value, as_lists(state), batch)
+        new = with_dtypes_of(as_state(new), state, model)
+        if mode is not Mode.PREDICT and not wants_logs:
+            result = None
+        changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}
+        return {"loss": loss, "result": result, **changed}
+
+    def tapped_step(state: State, batch: ArrayTree) -> dict[str, Any]:
+        outputs, tapped = collecting(step)(state, batch)
+        return {**outputs, "tap": tapped}
+
+    # Inside the marks: statistics belong to the stage of their layer.
+    with (
+        marked_calls(model, calls),
+        _marked_model(model),
+        activations_tapped(model, taps),
+    ):
+        graph, specs = trace(tapped_step, state, batch)
+    inputs = [
+        Slot(role, index)
+        for role, values in zip(roles, state, strict=True)
+        for index in range(len(values))
+    ]
+    inputs += [Slot("batch", index) for index in range(len(jax.tree.leaves(batch)))]
+    outputs = [
+        Slot(role, index)
+        for role in sorted(specs)  # the order of leaves in a dict
+        for index in range(len(jax.tree.leaves(specs[role])))
+    ]
+    return split(
+        graph, inputs, outputs, specs["result"], marks,
+        lambda slot: variable_text(model, slot.role, slot.index), specs["tap"],
+    )  # fmt: skip
+
+
+@contextmanager
+def _marked_model(model: keras.Model) -> Iterator[None]:
+    """Puts a scope around the model's operations, to tell them from its loss and metrics."""
+    stock = cast(Callable[..., object], model.stateless_call)
+
+    def stateless_call(*args: object, **kwargs: object) -> object:
+        with jax.named_scope(MODEL_SCOPE):
+            return stock(*args, **kwargs)
+
+    object.__setattr__(model, "stateless_call", stateless_call)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "stateless_call")

@@ -1,0 +1,119 @@
+"""The update of a pipelined model, traced once for all weights and cut by stage."""
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace._compat.jaxpr import trace
+from millrace.base.options import NO_TAPS, Accumulation, TapRequest
+from millrace.base.pytrees import Spec
+from millrace.errors import ModelError
+from millrace.programs.steps.accumulate import make_accumulator
+from millrace.programs.steps.scopes import UPDATE
+from millrace.programs.steps.step import applying_prepared
+from millrace.programs.taps.taps import collecting
+from millrace.run.pipelines.programs.split import Arrays, Slot, Split
+from millrace.run.pipelines.programs.split_update import SplitUpdate, split_update
+from millrace.run.pipelines.programs.stage_taps import (
+    halted_unless_finite,
+    homes_of,
+    tap_stage_update,
+)
+
+
+def contributions(split: Split) -> list[tuple[int, int]]:
+    """Returns (stage, weight) for each gradient that the stages accumulate, in a fixed order.
+
+    A weight used by several stages has a gradient at each of them.
+    """
+    return [(stage.index, weight) for stage in split.stages for weight in stage.trainable]
+
+
+def split_stage_update(
+    model: keras.Model,
+    split: Split,
+    trainable: Iterable[Spec],
+    optimizer: Iterable[Spec],
+    accumulation: Accumulation,
+    taps: TapRequest = NO_TAPS,
+) -> SplitUpdate:
+    """Traces one update and cuts it.
+
+    Args:
+        model: a compiled Keras model.
+        split: its stages.
+        trainable: specs of the weights.
+        optimizer: specs of the optimizer's values.
+        accumulation: of the gradients.
+        taps: the gradients whose statistics are tapped before the update.
+    """
+    accumulator = make_accumulator(model.trainable_variables, accumulation)
+    zeros = jax.eval_shape(accumulator.zeros)
+    gradient_homes = contributions(split)
+    _check_shared(model, gradient_homes)
+    trainable, optimizer = list(trainable), list(optimizer)
+    last = len(split.stages) - 1
+
+    def update(
+        gradients: Arrays, optimizer: Arrays, scale: jax.Array, trainable: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        sums: list[jax.Array | None] = [None] * len(zeros)
+        for (_, weight), gradient in zip(gradient_homes, gradients, strict=True):
+            total = sums[weight]
+            sums[weight] = gradient if total is None else total + gradient
+        whole = [
+            jnp.zeros(z.shape, z.dtype) if s is None else s
+            for s, z in zip(sums, zeros, strict=True)
+        ]
+        whole = accumulator.finish(whole, scale)
+        tap_stage_update(model, split, taps, whole, optimizer)
+        with applying_prepared(), jax.named_scope(UPDATE):
+            new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
+        new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
+        results, old = (list(slots), new), (list(optimizer), list(trainable))
+        if taps.stops:
+            results = halted_unless_finite(model, whole, taps.gradients, results, old)
+        return results
+
+    gradients = [zeros[weight] for _, weight in gradient_homes]
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    graph, (_, tapped) = trace(collecting(update), gradients, optimizer, scale, trainable)
+    inputs = [
+        *_slots("gradient", gradients),
+        *_slots("optimizer", optimizer),
+        Slot("scale", 0),
+        *_slots("trainable", trainable),
+    ]
+    outputs = [
+        *_slots("optimizer", optimizer),
+        *_slots("trainable", trainable),
+        *_slots("tap", jax.tree.leaves(tapped)),
+    ]
+    homes = {slot: split.owners.get(slot, last) for slot in _slots("trainable", trainable)}
+    for number, (_, weight) in enumerate(gradient_homes):
+        homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
+    homes.update(homes_of(tapped))
+    return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
+
+
+def _check_shared(model: keras.Model, gradient_homes: Sequence[tuple[int, int]]) -> None:
+    """Refuses scales of float8 layers that several stages use.
+
+    Keras adds up the changes of all calls in a micro-batch, and takes the largest of these sums.
+    """
+    for weight, variable in enumerate(model.trainable_variables):
+        stages = [stage for stage, each in gradient_homes if each == weight]
+        if variable.overwrite_with_gradient and len(stages) > 1:
+            raise ModelError(
+                f"Variable {variable.path!r} is overwritten with its gradient, as scales of float8 "
+                f"layers are, and is used by the stages {stages}. Its gradients are added up in "
+                "each micro-batch, and stages add theirs up once in an update. Call the layer that "
+                "it belongs to on one stage only, or use a layer of its own for each."
+            )
+
+
+def _slots(role: str, values: Sized) -> list[Slot]:
+    return [Slot(role, index) for index in range(len(values))]

@@ -1,0 +1,259 @@
+"""The tasks of one stage: each takes its inputs from the buffers and leaves its results there."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from millrace._compat.jax_arrays import is_non_finite_error
+from millrace.base.devices import DeviceGroup
+from millrace.compilation.executables.executable import Executable
+from millrace.errors import MillraceError, NonFiniteError, TaskError
+from millrace.programs.plan import Mode
+from millrace.programs.steps.program import Program
+from millrace.run.pipelines.programs.builder import StageBuilder
+from millrace.run.pipelines.programs.split import Arrays
+from millrace.run.pipelines.runtime.buffers import Buffers
+from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
+from millrace.run.pipelines.runtime.stage_state import StageState
+from millrace.run.pipelines.runtime.transfer import Copies, Sent, ToAll, routes
+from millrace.run.schedules.task import Schedule, Task
+from millrace.run.schedules.text import grid
+from millrace.run.timing.marker import markers
+
+
+def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceError:
+    """Returns an error that names the task and shows it in its schedule."""
+    where = f"the {task.kind.name.lower()} pass of stage {task.stage} on micro-batch"
+    where = f"{where} {task.micro_batch}"
+    drawing = grid(schedule, marked=task)
+    if is_non_finite_error(error):
+        return NonFiniteError(
+            f"A {error.args[-1]} came out of task {task}: {where}. jax_debug_nans or "
+            "jax_debug_infs told JAX to look for one. The model has the weights from before this "
+            "update. Look at the layers of that stage and at the data of that micro-batch, or use "
+            f"keras.callbacks.TerminateOnNaN() to only stop.\n{drawing}"
+        )
+    return TaskError(f"Task {task} failed: {where}. {type(error).__name__}: {error}\n{drawing}")
+
+
+# (name, stage, how to make the program) -> executable
+FindExecutable = Callable[[str, int, Callable[[], Program]], Executable]
+
+
+class StageTasks:
+    """Runs the tasks of one stage on micro-batches of one shape.
+
+    With replicas each task takes one more argument: the replicas that have a batch. In a process
+    that has no device of the stage, a task only receives values for the stages of this process.
+
+    Calls return before the device has computed anything, so a task costs the time of its dispatch:
+    everything that can be looked up beforehand is looked up once, here.
+    """
+
+    def __init__(
+        self,
+        builder: StageBuilder,
+        mode: Mode,
+        index: int,
+        groups: Sequence[DeviceGroup],
+        find: FindExecutable,
+    ):
+        self._stage = stage = builder.stages.split.stages[index]
+        self._builder = builder
+        self._index = index
+        self._find = find
+        group = groups[index]
+        self.is_here = bool(group.local)
+        self._copies = Copies(group) if self.is_here else None
+        values = builder.stages.split.values
+        sent = [Sent(k, number, values[number].consumers) for k, number in enumerate(stage.sent)]
+        self._routes = routes(sent, builder, index, groups)
+        self._to_all = self._result_specs = None
+        if stage.results and any(not each.is_local for each in groups):
+            self._to_all = ToAll(group, groups)
+            program = builder.forward(index)
+            specs = jax.eval_shape(program.function, *program.arguments)
+            self._result_specs = specs[2][: len(stage.results)]
+        self._forward_taps = builder.stages.taps.forward(index)
+        self._backward_taps = builder.stages.taps.backward(index)
+        self._executables: dict[str, Executable] = {}
+        if mode is not Mode.TRAIN:
+            self._held: list[tuple[int, int]] | None = None
+            return
+        passes = builder.stages.passes(index)
+        self._passes = passes
+        sources = ("batch", "carried", "sent", "residual")
+        self._held = [(sources.index(source), position) for source, position in passes.held]
+        returned = [
+            Sent(k, number, (values[number].producer,)) for k, number in enumerate(passes.returns)
+        ]
+        self._answers = routes(returned, builder, index, groups)
+
+    def forward(
+        self,
+        micro_batch: int,
+        leaves: Sequence[np.ndarray],
+        state: StageState,
+        buffers: Buffers,
+        *steps: np.ndarray,
+    ) -> dict[int, jax.Array]:
+        """Runs the stage forward, and returns its leaves of the step's result by their index."""
+        stage, index = self._stage, self._index
+        sent, results = None, None
+        if self._copies is not None:
+            batch = self._batch(leaves)
+            carried = buffers.take_carried(index, micro_batch, stage.carried)
+            run = self._executables.get("forward") or self._get("forward", self._builder.forward)
+            sent, state.changing[index], results, residuals = run(
+                state.weights[index],
+                state.fixed[index],
+                state.changing[index],
+                batch,
+                carried,
+                *steps,
+            )
+            if self._forward_taps is not None:
+                results, taps = results[: len(stage.results)], results[len(stage.results) :]
+                buffers.tapped.append((micro_batch, self._forward_taps, taps))
+            self._hold(micro_batch, buffers, (batch, carried, sent, residuals))
+            if buffers.measurement is not None:
+                # What no later program takes over: neither the state nor accumulators are.
+                lasting = (sent or results or residuals)[:1]
+                buffers.measurement.ran(carried, lasting or markers(state.changing[index]))
+        self._send(micro_batch, sent, buffers)
+        return self._share(results)
+
+    def backward(
+        self,
+        micro_batch: int,
+        state: StageState,
+        buffers: Buffers,
+        sums: list[Arrays],
+        weight: np.float32,
+        *steps: np.ndarray,
+    ) -> None:
+        """Runs the stage backward, and adds its gradients to `sums[stage]`."""
+        index = self._index
+        if not self.is_here:
+            self._answer(micro_batch, None, buffers)
+            return
+        held = buffers.take_held(index, micro_batch)
+        cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
+        run = self._executables.get("backward") or self._get("backward", self._builder.backward)
+        returned, sums[index], *taps = run(
+            state.weights[index], held, cotangents, sums[index], weight, *steps
+        )
+        if self._backward_taps is not None:
+            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
+        if buffers.measurement is not None:
+            buffers.measurement.ran(cotangents, returned[:1] or markers(sums[index]))
+        self._answer(micro_batch, returned, buffers)
+
+    def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
+        """Runs the half of backward that earlier stages wait for."""
+        index, passes = self._index, self._passes
+        if not self.is_here:
+            self._answer(micro_batch, None, buffers)
+            return
+        held = buffers.take_held(index, micro_batch)
+        cotangents = buffers.take_cotangents(index, micro_batch, passes.cotangents)
+        returned: Arrays = []
+        kept: Arrays = []
+        if passes.returns:  # the first stage returns no cotangents: it has only the other half
+            run = self._executables.get("backward_input") or self._get(
+                "backward_input", self._builder.backward_input
+            )
+            returned, kept = run(state.weights[index], held, cotangents)
+            self._answer(micro_batch, returned, buffers)
+        left = (
+            [held[k] for k in passes.weight_held],
+            [cotangents[k] for k in passes.weight_cotangents],
+            kept,
+        )
+        buffers.keep(index, micro_batch, left)
+        if buffers.measurement is not None:
+            buffers.measurement.ran(cotangents, (returned or kept)[:1])
+
+    def backward_weight(
+        self,
+        micro_batch: int,
+        state: StageState,
+        buffers: Buffers,
+        sums: list[Arrays],
+        weight: np.float32,
+        *steps: np.ndarray,
+    ) -> None:
+        """Runs the other half, and adds its gradients to `sums[stage]`."""
+        index = self._index
+        if not self.is_here:
+            return
+        run = self._executables.get("backward_weight") or self._get(
+            "backward_weight", self._builder.backward_weight
+        )
+        kept = buffers.take_kept(index, micro_batch)
+        result = run(state.weights[index], *kept, sums[index], weight, *steps)
+        if self._backward_taps is not None:
+            result, taps = result
+            buffers.tapped.append((micro_batch, self._backward_taps, taps))
+        sums[index] = result
+        if buffers.measurement is not None:
+            buffers.measurement.ran((), markers(result))
+
+    def zeros(self) -> Arrays:
+        """Returns the gradient accumulators of the stage; none if it is in another process."""
+        if not self.is_here:
+            return []
+        run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
+        return run()
+
+    def reduce_replicas(
+        self, sums: list[Arrays], state: ReplicaStageState, steps: np.ndarray
+    ) -> None:
+        """Adds up the results of an update over replicas, in `sums[stage]` and in the state."""
+        index = self._index
+        if not self.is_here:
+            return
+        replicated = self._builder.replicated
+        assert replicated is not None  # noqa: S101 - of several replicas
+        run = self._executables.get("reduce_replicas") or self._get(
+            "reduce_replicas", replicated.reduce_replicas
+        )
+        by_replica = state.values_by_replica(index)
+        sums[index], by_replica, whole = run(sums[index], by_replica, steps)
+        state.reduce_replicas(index, by_replica, whole)
+
+    def _batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
+        """Starts the copies of the leaves of a batch that the stage reads."""
+        assert self._copies is not None  # noqa: S101 - the stage is in this process
+        return self._copies.batch([leaves[leaf] for leaf in self._stage.batch])
+
+    def _hold(self, micro_batch: int, buffers: Buffers, sources: tuple[Arrays, ...]) -> None:
+        """Leaves the arrays of a forward that its backward needs."""
+        if self._held is not None:
+            held = [sources[source][position] for source, position in self._held]
+            buffers.hold(self._index, micro_batch, held)
+
+    def _send(self, micro_batch: int, sent: Arrays | None, buffers: Buffers) -> None:
+        for route in self._routes:
+            for array, number, stages in route.carry(sent):
+                for consumer in stages:
+                    buffers.send(consumer, micro_batch, number, array)
+
+    def _share(self, results: Arrays | None) -> dict[int, jax.Array]:
+        """Returns the results of forward by their index, in every process."""
+        indices = self._stage.results
+        if self._to_all is None:
+            return dict(zip(indices, results or [], strict=results is not None))
+        shared = self._to_all.share(results, self._result_specs or [])
+        return dict(zip(indices, shared, strict=True))
+
+    def _answer(self, micro_batch: int, returned: Arrays | None, buffers: Buffers) -> None:
+        for route in self._answers:
+            for array, number, (producer,) in route.carry(returned):
+                buffers.answer(producer, micro_batch, (number, self._index), array)
+
+    def _get(self, name: str, make: Callable[[int], Program]) -> Executable:
+        executable = self._find(name, self._index, lambda: make(self._index))
+        self._executables[name] = executable
+        return executable

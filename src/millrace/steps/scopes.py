@@ -1,8 +1,0 @@
-"""Name scopes of what is no layer's: reports tell operations apart by them.
-
-They are names in compiled programs, and change nothing that a program computes.
-"""
-
-ACCUMULATION = "gradient_accumulation"
-UPDATE = "weight_update"  # within it the scope of Keras's optimizer: "weight_update/adam"
-KERAS_STEP = "mr.step"  # what is in no other scope within it works for the metrics

@@ -1,0 +1,1 @@
+"""What is measured, planned and shown: plans, reports, benchmarks, the command line."""

@@ -1,0 +1,230 @@
+"""The commands `millrace checkpoint`: lists, verifies and exports checkpoints."""
+
+import json
+import os
+import pathlib
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace.base.checkpoints.directory import CheckpointDirectory
+from millrace.base.checkpoints.manifest import DamagedError, Manifest, check_files
+from millrace.base.checkpoints.stored import StoredCheckpoint
+from millrace.base.records.memory import bytes_text
+from millrace.compilation.executables.progress import search
+from millrace.errors import OptionError
+from millrace.run.resuming.restoring import FIT
+from millrace.run.resuming.stored_models import model_of, open_checkpoint
+
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+_FORMATS = (".keras", ".weights.h5")
+
+_directory = click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A directory among checkpoints."""
+
+    path: pathlib.Path
+    state: str  # complete, damaged, unfinished
+    reason: str = ""  # why it is damaged
+    manifest: Manifest | None = None
+
+
+@click.group("checkpoint")
+def checkpoint_command() -> None:
+    """List, verify or export the checkpoints of a training."""
+
+
+@checkpoint_command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_directory
+def list_command(directory: pathlib.Path, as_json: bool) -> None:
+    """List checkpoints, the oldest first.
+
+    DIRECTORY is that of Checkpoint(directory). Sizes of files are compared, and their contents are
+    not read: `millrace checkpoint verify` does that.
+    """
+    checkpoints = CheckpointDirectory(directory)
+    entries = [_entry(checkpoints, step) for step in checkpoints.steps()]
+    # Without those that the training that writes has removed meanwhile.
+    entries = [entry for entry in entries if entry.path.exists()]
+    entries += [
+        _Listed(path, "damaged" if ".damaged" in path.name else "unfinished")
+        for path in checkpoints.remains()
+    ]
+    writer = checkpoints.writer()
+    if as_json:
+        listed = [_as_dict(entry) for entry in entries]
+        text = {"directory": str(directory), "writer": writer, "checkpoints": listed}
+        print(json.dumps(text, indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=_PIPE_WIDTH)
+    if entries:
+        console.print(_table(entries, writer is not None))
+    else:
+        console.print(f"No checkpoints in {directory}.", markup=False, soft_wrap=True)
+    if writer is not None:
+        console.print(f"A training writes here: {writer}.", markup=False, soft_wrap=True)
+
+
+@checkpoint_command.command("verify")
+@_directory
+@click.argument("step", type=click.IntRange(0), required=False)
+@click.pass_context
+def verify_command(context: click.Context, directory: pathlib.Path, step: int | None) -> None:
+    """Read checkpoints, and compare them with their checksums.
+
+    Without STEP, all of them. The exit status is 1 if one is damaged.
+    """
+    checkpoints = CheckpointDirectory(directory)
+    steps = checkpoints.steps()
+    if step is not None or not steps:
+        steps = [_step_of(directory, checkpoints, step)]
+    damaged = False
+    for each in steps:
+        try:
+            checkpoint = checkpoints.open(each)
+            _verify(checkpoint)
+        except OSError as error:
+            damaged = True
+            click.echo(f"step {each}: cannot be read: {error.strerror}")
+        except DamagedError as error:
+            if not checkpoints.path_of(each).exists():  # the training that writes has removed it
+                continue
+            damaged = True
+            click.echo(f"step {each}: damaged: {error}")
+        else:
+            click.echo(f"step {each}: as it was written, {bytes_text(checkpoint.manifest.nbytes)}")
+    context.exit(1 if damaged else 0)
+
+
+@checkpoint_command.command("export")
+@click.option("--step", type=click.IntRange(0), help="Step of the checkpoint. [default: newest]")
+@_directory
+@click.argument("out", type=click.Path(dir_okay=False, path_type=pathlib.Path))
+def export_command(directory: pathlib.Path, step: int | None, out: pathlib.Path) -> None:
+    """Write a checkpoint as a file of Keras.
+
+    OUT ends with .keras, for a model with its weights and its optimizer, or with .weights.h5, for
+    weights alone. No code of the checkpoint runs, so a model with layers of your own is exported in
+    Python: millrace.restore_weights(model, directory), then model.save().
+    """
+    ending = next((each for each in _FORMATS if out.name.endswith(each)), None)
+    if ending is None:
+        raise OptionError(f"OUT must end with {' or '.join(_FORMATS)}. Received: {out}.")
+    checkpoint = open_checkpoint(directory, step)
+    stored = model_of(checkpoint)
+    # Keras writes into the file itself: so the one before stays until this one is whole.
+    partial = out.with_name(f"partial-{os.getpid()}-{out.name}")
+    try:
+        if ending == ".keras":
+            stored.model.save(partial)
+        else:
+            stored.model.save_weights(partial)
+        os.replace(partial, out)
+    except OSError as error:
+        raise OptionError(
+            f"{out} cannot be written: {error.strerror or error}. Set OUT to a file in a directory "
+            "that exists and that you may write to."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    click.echo(f"{out} written, from step {checkpoint.manifest.step}.")
+    if ending == ".keras" and stored.not_compiled:
+        click.echo(
+            f"It has no optimizer: {stored.not_compiled}. Call compile() after loading it.",
+            err=True,
+        )
+
+
+def _step_of(directory: pathlib.Path, checkpoints: CheckpointDirectory, step: int | None) -> int:
+    """Returns the step, or raises the error that names those that there are."""
+    if step is None or step not in checkpoints.steps():
+        return open_checkpoint(directory, step).manifest.step
+    return step
+
+
+def _entry(checkpoints: CheckpointDirectory, step: int) -> _Listed:
+    path = checkpoints.path_of(step)
+    try:
+        manifest = checkpoints.open(step).manifest
+    except DamagedError as error:
+        return _Listed(path, "damaged", str(error))
+    try:
+        check_files(path, manifest, contents=False)
+    except DamagedError as error:
+        return _Listed(path, "damaged", str(error), manifest)
+    except OSError as error:
+        return _Listed(path, "damaged", f"cannot be read: {error.strerror}", manifest)
+    return _Listed(path, "complete", manifest=manifest)
+
+
+def _as_dict(entry: _Listed) -> dict[str, object]:
+    manifest = entry.manifest
+    facts = (
+        {}
+        if manifest is None
+        else {
+            "step": manifest.step,
+            "epoch": manifest.epoch,
+            "epoch_step": manifest.epoch_step,
+            "written": manifest.written,
+            "bytes": manifest.nbytes,
+            "finite": manifest.is_finite,
+            "kind": manifest.kind,
+        }
+    )
+    damage = {"reason": entry.reason} if entry.reason else {}
+    return {"name": entry.path.name, "state": entry.state, **damage, **facts}
+
+
+def _table(entries: list[_Listed], is_written: bool) -> Table:
+    table = Table("step", "epochs + steps", "written", "size", "kind", "", box=None, pad_edge=False)
+    for column in (table.columns[0], table.columns[1], table.columns[3]):
+        column.justify, column.no_wrap = "right", True
+    for entry in entries:
+        manifest, note, style = entry.manifest, "", None
+        if entry.state == "damaged":
+            note, style = f"damaged: {entry.reason}".removesuffix(": "), "red"
+        elif entry.state == "unfinished":
+            is_new = is_written and ".partial-" in entry.path.name
+            note, style = "being written" if is_new else "unfinished", "dim"
+        elif manifest is not None and not manifest.is_finite:
+            note, style = "values are NaN or infinite", "yellow"
+        if manifest is None:
+            cells = [entry.path.name.removeprefix("step-").lstrip("0").partition(".")[0] or "0"]
+            cells += ["", "", "", ""]
+        else:
+            cells = [
+                str(manifest.step),
+                f"{manifest.epoch} + {manifest.epoch_step}" if manifest.kind == FIT else "",
+                manifest.written.replace("T", " "),
+                bytes_text(manifest.nbytes),
+                manifest.kind,
+            ]
+        table.add_row(*map(Text, cells), Text(note), style=style)
+    return table
+
+
+def _verify(checkpoint: StoredCheckpoint) -> None:
+    manifest, read = checkpoint.manifest, 0
+    with search(f"reading the checkpoint of step {manifest.step}") as tick:
+
+        def has_read(nbytes: int) -> None:
+            nonlocal read
+            read += nbytes
+            tick(f"{bytes_text(read)} of {bytes_text(manifest.nbytes)}")
+
+        check_files(checkpoint.path, manifest, has_read=has_read)
+
+
+COMMANDS = (checkpoint_command,)

@@ -1,0 +1,100 @@
+"""The command `millrace`.
+
+    millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
+    millrace launch      runs a script as several processes on this machine
+    millrace report      writes the page of a run, and prints its summary
+    millrace compile-log shows what a run compiled, how long it took, and why
+    millrace checkpoint  lists, verifies and exports the checkpoints of a training
+
+Other distributions add commands: entry points of the group "millrace.commands".
+
+Drawings and tables are plain ASCII, with colors on a terminal.
+"""
+
+import importlib.metadata
+import os
+from typing import Any
+
+import click
+
+from millrace.errors import MillraceError
+from millrace.tools.cli import checkpoint as cli_checkpoint
+from millrace.tools.cli import compilation as cli_compilation
+from millrace.tools.cli import report as cli_report
+from millrace.tools.cli.launch import LaunchOptions, launch
+from millrace.tools.cli.launch_options import launch_options
+from millrace.tools.cli.simulate import simulate_command
+from millrace.tools.cli.types import as_options
+
+
+class Commands(click.Group):
+    """Prints millrace's own errors as messages, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command on the command line."""
+        if os.environ.get("COLUMNS") == "0":  # in some editors' terminals: tables would vanish
+            del os.environ["COLUMNS"]
+        try:
+            return super().invoke(ctx)
+        except MillraceError as error:
+            is_drawing = ctx.invoked_subcommand == "simulate"
+            click.echo(f"Error: {as_options(str(error)) if is_drawing else error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="millrace")
+def main() -> None:
+    """Run, inspect and port programs that use millrace."""
+
+
+for _command in (
+    *cli_checkpoint.COMMANDS,
+    *cli_compilation.COMMANDS,
+    *cli_report.COMMANDS,
+    simulate_command,
+):
+    main.add_command(_command)
+
+for _entry in importlib.metadata.entry_points(group="millrace.commands"):
+    main.add_command(_entry.load())
+
+
+@main.command("launch", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--processes", required=True, type=click.IntRange(1), help="Number of processes to start."
+)
+@click.option(
+    "--devices-per-process",
+    type=click.IntRange(1),
+    help="Number of virtual CPU devices in each process.",
+)
+@launch_options
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch_command(
+    context: click.Context,
+    processes: int,
+    devices_per_process: int | None,
+    timeout: float,
+    restarts: int,
+    no_pin: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a script as several processes on this machine.
+
+    The script must call millrace.distributed.initialize(). Each process is pinned to its own share
+    of the cores. Process 0 prints to the terminal, each other process to a file. If one process
+    fails, all of them end, and with --restarts all start again. SIGTERM and Ctrl-C go to each.
+    """
+    options = LaunchOptions(
+        (script, *arguments),
+        processes,
+        devices_per_process,
+        timeout,
+        not no_pin,
+        restarts=restarts,
+    )
+    context.exit(launch(options, lambda line: click.echo(line, err=True)))

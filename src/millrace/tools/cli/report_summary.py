@@ -1,0 +1,176 @@
+"""The output of `millrace report` on a terminal: a run in a few lines and tables.
+
+run      runs/7, ended
+model    mlp: train on 2 stages, 640 steps in 20 executions, 12.3 s
+time     compile 1.20 s (10 %), compute 11.1 s (90 %)
+limit    compute: Steps took ...
+
+stage 0 |FFFF  BBBBBFFBBBBB  |
+stage 1 |    FFBBBBB  FFBBBBB|
+
+program      peak       largest layers
+operations   FLOPs      bytes      time
+"""
+
+import os
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace.base.records.loops import LoopRecord
+from millrace.base.records.memory import bytes_text
+from millrace.base.records.operations import OperationGroup
+from millrace.base.records.printable import printable
+from millrace.base.records.run import RunRecords
+from millrace.tools.reports.limits import limits
+from millrace.tools.reports.running import outcome_of, run_state
+
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+_MAX_TASKS = 200  # of a drawing
+_MAX_LINES = 24
+_MAX_LOOPS = 4
+_MAX_LAYERS = 3  # of a program
+_MAX_PROGRAMS = 12
+_MAX_OWNERS = 8
+_MODES = ("train", "test", "predict")
+
+
+def show_summary(run: RunRecords) -> None:
+    """Prints what a run was, what limited it, its timeline, its memory and its operations."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=_PIPE_WIDTH)
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(no_wrap=True)
+    for name, text in _facts(run):
+        facts.add_row(name, Text(printable(text)))
+    console.print(facts)
+    if drawing := _drawing(run, console.width):
+        console.print(f"\n{printable(drawing)}", markup=False, soft_wrap=True)
+    for table in (_memory(run), _operations(run)):
+        if table.row_count:
+            console.print("")
+            console.print(table)
+
+
+def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
+    states = {
+        "running": "it goes on",
+        "ended": "it has ended",
+        "unknown": "not on this host" if run.processes else "no record of its processes",
+    }
+    state = run_state(run)
+    yield "run", f"{run.path} ({states[state]})"
+    for loop in run.loops[-_MAX_LOOPS:]:
+        yield "loop", _loop(loop, outcome_of(run, loop))
+    if len(run.loops) > _MAX_LOOPS:
+        yield "", f"and {len(run.loops) - _MAX_LOOPS} before them"
+    devices = dict.fromkeys(device for each in run.processes for device in each.devices)
+    devices.update(dict.fromkeys(device for each in run.loops for device in each.devices))
+    if devices:
+        yield "devices", ", ".join(devices)
+    found = limits(run)
+    if found.wall_seconds:
+        parts = sorted(found.seconds.items(), key=lambda part: -part[1])
+        shown = [(name, value) for name, value in parts if value >= 0.005]
+        yield (
+            "time",
+            ", ".join(f"{name} {value:.2f} s ({found.shares[name]:.0%})" for name, value in shown),
+        )
+    yield "limit", f"{found.limit}: {found.advice}" if found.limit else found.advice
+    executables = [each for each in run.compilations if each.is_executable]
+    again = sum(each.is_recompilation for each in executables)
+    seconds = sum(each.seconds for each in executables)
+    what = "executable" if len(executables) == 1 else "executables"
+    yield "compiled", f"{len(executables)} {what} in {seconds:.2f} s added up, {again} again"
+    if run.damaged:
+        lines = ", ".join(f"{name}: {count}" for name, count in run.damaged.items())
+        yield "damaged", f"lines that could not be read, by file: {lines}"
+
+
+def _loop(loop: LoopRecord, outcome: str) -> str:
+    where = [
+        f"{number} {name}"
+        for number, name in ((loop.stages, "stages"), (loop.replicas, "replicas"))
+        if number > 1
+    ]
+    on = f" on {' and '.join(where)}" if where else ""
+    process = f", process {loop.process}" if loop.process else ""
+    time = f", {loop.seconds:.2f} s" if loop.ended else ""
+    outcome = "" if outcome == "finished" else f", {outcome}"
+    error = f": {loop.error}" if loop.error else ""
+    return (
+        f"{loop.mode} of {loop.model or 'a model'}{on}{process}, "
+        f"{'' if loop.ended else 'at least '}{loop.epochs} epochs, "
+        f"{loop.steps:,} steps in {loop.executions:,} executions{time}{outcome}{error}"
+    )
+
+
+def _drawing(run: RunRecords, width: int) -> str:
+    timeline = run.timeline
+    if not timeline.spans or timeline.num_groups < 1:
+        return ""
+    title = f"bubble {timeline.bubble:.1%} of an update of {1e3 * timeline.end:.3g} ms"
+    if len(timeline.spans) > _MAX_TASKS:
+        return f"{title}, {len(timeline.spans):,} tasks: the page draws them"
+    lines = timeline.drawn(width).splitlines()
+    more = [] if len(lines) <= _MAX_LINES else ["..."]
+    return "\n".join([*lines[:_MAX_LINES], *more, title])
+
+
+def _memory(run: RunRecords) -> Table:
+    table = Table("program", "peak", "largest layers at the peak", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    programs = {
+        (each.model, each.program, each.stage): each
+        for each in run.memory_profiles
+        if not each.is_trial
+    }
+    shown = sorted(programs.values(), key=lambda each: -each.peak.bytes)
+    for each in shown[:_MAX_PROGRAMS]:
+        layers = [f"{layer.layer} {bytes_text(layer.nbytes)}" for layer in each.peak.layers]
+        texts = each.program, bytes_text(each.peak.bytes), ", ".join(layers[:_MAX_LAYERS])
+        table.add_row(*(Text(printable(text)) for text in texts))
+    return table
+
+
+def _operations(run: RunRecords) -> Table:
+    """Returns the costs of one call of each program of training, added up by layer or purpose."""
+    programs = {
+        (each.model, each.program, each.stage): each for each in run.operations
+    }  # the last one of each program
+    mode = next(
+        (mode for mode in _MODES if any(each.program.startswith(mode) for each in run.operations)),
+        "",
+    )
+    owners: dict[tuple[str, str], list[OperationGroup]] = {}
+    for program in programs.values():
+        if program.program.startswith(mode):
+            for group in program.groups:
+                owners.setdefault((group.owner, group.role), []).append(group)
+    title = f"operations of {mode}" if mode else "operations"
+    table = Table(title, "", "count", "GFLOP", "moved", "time", box=None, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+
+    def cost(groups: list[OperationGroup]) -> tuple[float, float]:
+        return sum(each.seconds or 0.0 for each in groups), sum(each.flops for each in groups)
+
+    ordered = sorted(owners.items(), key=lambda item: cost(item[1]), reverse=True)
+    # What is no layer, such as the optimizer, has a row however little it costs.
+    layers = [item for item in ordered if item[0][1] == "layer"][:_MAX_OWNERS]
+    for (owner, role), groups in ordered:
+        if role == "layer" and (owner, role) not in dict(layers):
+            continue
+        seconds, flops = cost(groups)
+        is_timed = any(each.seconds is not None for each in groups)
+        table.add_row(
+            *(Text(printable(text)) for text in (owner, "" if role == owner else role)),
+            f"{sum(each.operations for each in groups):,}",
+            f"{flops / 1e9:.3g}",
+            bytes_text(sum(each.bytes for each in groups)),
+            f"{1e3 * seconds:.3g} ms" if is_timed else "",
+        )
+    return table

@@ -1,0 +1,113 @@
+"""The memory and FLOPs of a training, read off its compiled programs.
+
+model in one piece, replicas   run/memory/pieces.py    the largest program of an execution
+pipeline                       run/memory/stage_memory.py    a walk through the tasks of an update
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from millrace._compat.jax_executables import flops
+from millrace._compat.jax_memory import memory_limit
+from millrace.base.records.memory import LiveBuffer, largest
+from millrace.base.records.memory_report import DeviceMemory
+from millrace.compilation.executables.executable import compiled_of
+from millrace.programs.plan import Mode
+from millrace.run.compiled_loop.dry_run import LoopPrograms
+from millrace.run.compiled_loop.protocol import Runner
+from millrace.run.fit.controller import Controller
+from millrace.run.fit.setup import Setup
+from millrace.run.memory.pieces import piece_memory
+from millrace.run.memory.stage_memory import pipeline_memory
+from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
+from millrace.run.schedules.task import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The memory and FLOPs of a training."""
+
+    devices: tuple[DeviceMemory, ...]
+    programs: StagePrograms | LoopPrograms
+    # Of one update on one device; of a pipeline, on all devices. May compile a program.
+    update_flops: Callable[[], float]
+    # The share added by a recomputation budget, which XLA's count of loops hides.
+    added_flops: float | None = None
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest device."""
+        return max(device.peak for device in self.devices)
+
+
+def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
+    """Compiles the programs of a training on such batches; the runner keeps them."""
+    execution = described_execution(controller, Mode.TRAIN, batches)
+    state = state_specs(controller.model, Mode.TRAIN)
+    programs = dry_run_of(controller, runner, batches).programs(state, execution)
+    return needs_of(programs, controller.setup)
+
+
+def needs_of(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
+    """Returns the needs of the programs of a pipeline, or of a model in one piece."""
+    if isinstance(programs, StagePrograms):
+        devices = pipeline_memory(setup.model, programs)
+        return Needs(devices, programs, lambda: _pipeline_flops(programs))
+    memory = piece_memory(setup.model, programs)
+    if not setup.destination.is_host_memory:
+        memory = _with_blocks_ahead(memory, setup.options.feed.prefetch_depth)
+    return Needs((memory,), programs, lambda: _piece_flops(programs), programs.extra_flops)
+
+
+def with_limits(
+    devices: Sequence[DeviceMemory], setup: Setup, budget: int | None
+) -> tuple[DeviceMemory, ...]:
+    """Returns the devices with their limits: the budget, or their memory if that is less."""
+    limits = {str(device): memory_limit(device) for device in setup.devices}
+
+    def limit(device: DeviceMemory) -> int | None:
+        bounds = [limits.get(name) for name in device.devices] + [budget]
+        return min((each for each in bounds if each is not None), default=None)
+
+    return tuple(replace(device, limit=limit(device)) for device in devices)
+
+
+def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
+    """Adds the blocks that are prefetched to an accelerator."""
+    (stage,) = memory.stages
+    ahead = stage.batches * blocks
+    alive = largest([*memory.alive, LiveBuffer("blocks prepared ahead", ahead, "", "")])
+    return replace(memory, stages=(replace(stage, batches=stage.batches + ahead),), alive=alive)
+
+
+def _piece_flops(programs: LoopPrograms) -> float:
+    """Returns the FLOPs of one update. XLA counts the body of a loop once."""
+    plan = programs.plan
+    call = max((call for call in programs.calls if call.steps), key=lambda call: call.steps)
+    counted, steps = flops(compiled_of(call.executable)), plan.accumulation.steps
+    if not call.is_loop:
+        of_step = counted / (call.steps / plan.replicas)
+        update = flops(compiled_of(programs.apply())) if call.program == "accumulate" else 0.0
+        return of_step * steps + update
+    division = plan.division
+    # The loop over the parts of a batch is counted once, too, and the last part if it is another.
+    times = division.batch_rows / (division.rows + division.rest)
+    if steps == times == 1 and call.program == "run":
+        return counted
+    update = flops(compiled_of(programs.apply()))
+    return steps * times * (counted - (update if call.program == "run" else 0.0)) + update
+
+
+def _pipeline_flops(programs: StagePrograms) -> float:
+    """Returns the FLOPs of one update, of all stages."""
+    names = {
+        Pass.FORWARD: "forward",
+        Pass.BACKWARD: "backward",
+        Pass.BACKWARD_INPUT: "backward_input",
+        Pass.BACKWARD_WEIGHT: "backward_weight",
+    }
+    of = {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}
+    tasks = sum(of.get((names[task.kind], task.stage), 0.0) for task in programs.order)
+    ends = ("reduce_replicas", "partial", "shared", "final")
+    return tasks + sum(each for (name, _), each in of.items() if name in ends)

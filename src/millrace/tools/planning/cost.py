@@ -1,0 +1,205 @@
+"""The predicted time of an update, the FLOPs, and the bytes that it moves between devices.
+
+    one piece   FLOPs / rate + micro-batches * (step + accumulators / memory)
+                + moved / link + collectives * latency
+    pipeline    the simulated schedule, of tasks that take FLOPs / rate + a call, and transfers
+                + update: FLOPs / rate + moved / link + collectives * latency
+
+FLOPs are XLA's count of the compiled programs. The rates are assumptions about a platform: they
+decide which costs outweigh which, not how long an update takes. Measured times replace them.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import keras
+
+from millrace._compat.jax_executables import flops
+from millrace.base.records.training_plan import UpdatePlan
+from millrace.compilation.executables.executable import compiled_of
+from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.table import make_schedule
+from millrace.run.schedules.task import Pass, Schedule, Task
+from millrace.tools.memory_report.needs import Needs
+
+_PASSES = {
+    "forward": Pass.FORWARD,
+    "backward": Pass.BACKWARD,
+    "backward_input": Pass.BACKWARD_INPUT,
+    "backward_weight": Pass.BACKWARD_WEIGHT,
+}
+_UPDATE = ("reduce_replicas", "partial", "shared", "final")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The assumed speed of a device and its links."""
+
+    flops: float  # in a second
+    memory: float  # bytes in a second, within a device
+    link: float  # bytes in a second, between two devices
+    host: float  # bytes in a second, between a device and host memory
+    call: float  # seconds of a call of a program
+    step: float  # seconds of a micro-batch in a compiled loop, besides its FLOPs
+    latency: float  # seconds of a transfer or a collective operation, besides its bytes
+
+
+# A core or two of a server; an accelerator of 2020 and its usual links. Wrong by some factor on
+# any one machine, and so for all alternatives there.
+RATES: Mapping[str, Rates] = {
+    "cpu": Rates(flops=5e10, memory=1e10, link=5e9, host=5e9, call=1e-4, step=1e-5, latency=5e-4),
+    "gpu": Rates(
+        flops=3e13, memory=1.5e12, link=1e11, host=2e10, call=5e-5, step=1e-5, latency=3e-5
+    ),
+    "tpu": Rates(flops=1e14, memory=1e12, link=1e11, host=1e10, call=5e-5, step=1e-5, latency=1e-5),
+}
+
+
+def rates_of(platform: str) -> Rates:
+    """Returns the assumed rates of a platform, as JAX names it."""
+    return RATES.get(platform, RATES["gpu"])
+
+
+@dataclass(frozen=True, slots=True)
+class CountedCosts:
+    """FLOPs and bytes of compiled programs, on the devices of one replica."""
+
+    rows: int  # of the micro-batch that the programs were compiled for
+    step: float  # FLOPs of a row, of a model in one piece
+    tasks: Mapping[tuple[Pass, int], float]  # FLOPs of a micro-batch, by pass and stage
+    update: tuple[float, ...]  # FLOPs of an update of the weights, for each stage
+    boundary: float  # bytes of a row that the widest boundary between stages sends
+    sent: float  # bytes of a row that all stages send, forward and backward
+    weights: tuple[int, ...]  # bytes of trainable weights, for each stage
+    variables: int  # trainable ones, of the stage that has the most
+    optimizer: int  # bytes of the optimizer's state
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCost:
+    """The predicted costs of one update."""
+
+    seconds: float
+    bubble: float
+    flops: float  # on all devices
+    moved_bytes: float  # between devices
+
+
+def counted(model: keras.Model, update: UpdatePlan, needs: Needs) -> CountedCosts:
+    """Counts the costs of compiled programs."""
+    programs, rows = needs.programs, update.micro_rows
+    optimizer = _bytes(model.optimizer.variables)
+    if not isinstance(programs, StagePrograms):
+        step = needs.update_flops() / (update.batch_size * update.accumulation)
+        weights = (_bytes(model.trainable_variables),)
+        variables = len(model.trainable_variables)
+        return CountedCosts(rows, step, {}, (0.0,), 0.0, 0.0, weights, variables, optimizer)
+    split = programs.builder.stages.split
+    counts = {key: flops(compiled_of(p.executable)) for key, p in programs.programs.items()}
+    tasks = {
+        (_PASSES[name], stage): count for (name, stage), count in counts.items() if name in _PASSES
+    }
+    stages = range(len(split.stages))
+    updates = tuple(sum(counts.get((name, stage), 0.0) for name in _UPDATE) for stage in stages)
+    ways = [
+        value.nbytes * len(value.consumers) * (2 if value.differentiable else 1)
+        for value in split.values
+    ]
+    of_producer = [
+        sum(value.nbytes for value in split.values if value.producer == stage) for stage in stages
+    ]
+    variables = model.trainable_variables
+    weights = tuple(_bytes(variables[k] for k in stage.trainable) for stage in split.stages)
+    sent, most = sum(ways) / rows, max(len(stage.trainable) for stage in split.stages)
+    boundary = max(of_producer) / rows
+    return CountedCosts(rows, 0.0, tasks, updates, boundary, sent, weights, most, optimizer)
+
+
+def with_extra(costs: CountedCosts, share: float) -> CountedCosts:
+    """Returns costs with FLOPs added to every step and task, as a share of its own."""
+    tasks = {key: count * (1 + share) for key, count in costs.tasks.items()}
+    return replace(costs, step=costs.step * (1 + share), tasks=tasks)
+
+
+def cost_of(update: UpdatePlan, costs: CountedCosts, rates: Rates) -> UpdateCost:
+    """Returns the predicted costs of an update.
+
+    Args:
+        update: to run.
+        costs: counted for the same layout, with micro-batches of any size.
+        rates: of the devices.
+    """
+    shared = update.replicas - 1
+    # An all-reduce sends all but its own part twice; weights that are shared out are gathered, too.
+    times = 3 if update.shard_weights else 2
+    moved = times * shared * sum(costs.weights)
+    seconds = times * shared / update.replicas * max(costs.weights) / rates.link
+    seconds += collectives(update, costs.variables) * rates.latency
+    if update.offload_optimizer_state:
+        parts = update.replicas if update.shard_optimizer_state else 1
+        seconds += 2 * costs.optimizer / parts / max(1, len(costs.weights)) / rates.host
+    if update.stages == 1:
+        rows = update.batch_size * update.accumulation
+        count = costs.step * rows
+        micro_batches = update.micro_batches
+        seconds += count / rates.flops + rates.call + micro_batches * rates.step
+        if micro_batches > 1:  # each reads the accumulators, and writes them
+            seconds += micro_batches * 2 * sum(costs.weights) / rates.memory
+        return UpdateCost(seconds, 0.0, count * update.replicas, moved)
+    return _pipelined(update, costs, rates, seconds, moved)
+
+
+def collectives(update: UpdatePlan, variables: int) -> int:
+    """Returns how many collective operations an update has, as XLA compiles it."""
+    if update.replicas == 1:
+        return 0
+    of_losses = of_gradients = 1  # all are summed at once
+    if update.shard_optimizer_state:
+        of_gradients = 2 * variables  # each is summed by itself, and its new value gathered
+    elif update.shard_weights:
+        of_gradients += variables  # each value is gathered
+    return of_losses + of_gradients
+
+
+def _pipelined(
+    update: UpdatePlan, costs: CountedCosts, rates: Rates, seconds: float, moved: float
+) -> UpdateCost:
+    schedule, scale = schedule_of(update), update.batch_size / costs.rows
+
+    def task_flops(task: Task) -> float:
+        return _task_flops(costs, task) * scale
+
+    def task_seconds(task: Task) -> float:
+        weights = costs.weights[task.stage] if task.kind is not Pass.FORWARD else 0
+        return task_flops(task) / rates.flops + rates.call + 2 * weights / rates.memory
+
+    transfer = rates.latency + costs.boundary * update.batch_size / rates.link
+    timeline = simulate(schedule, task_seconds, transfer)
+    seconds += timeline.end + max(costs.update) / rates.flops + rates.call
+    count = sum(task_flops(task) for row in schedule for task in row) + sum(costs.update)
+    moved += costs.sent * update.rows
+    return UpdateCost(seconds, timeline.bubble, count * update.replicas, moved)
+
+
+def schedule_of(update: UpdatePlan) -> Schedule:
+    """Returns the schedule of an update of a pipeline."""
+    mapping = update.device_mapping or tuple(range(update.stages))
+    return make_schedule(update.schedule, update.stages, update.accumulation, mapping)
+
+
+def _task_flops(costs: CountedCosts, task: Task) -> float:
+    """Returns the FLOPs of a task; of programs that were not compiled, by those that were."""
+    tasks, stage = costs.tasks, task.stage
+    if (found := tasks.get((task.kind, stage))) is not None:
+        return found
+    halves = tasks.get((Pass.BACKWARD_INPUT, stage), 0.0), tasks.get((Pass.BACKWARD_WEIGHT, stage))
+    if task.kind is Pass.BACKWARD:
+        return halves[0] + (halves[1] or 0.0)
+    return tasks.get((Pass.BACKWARD, stage), 0.0) / 2
+
+
+def _bytes(variables: Iterable[keras.Variable]) -> int:
+    return sum(math.prod(each.shape) * jnp.dtype(each.dtype).itemsize for each in variables)

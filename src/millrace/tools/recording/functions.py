@@ -1,0 +1,133 @@
+"""The records of functions and loops of the user's own: one loop record for each function.
+
+strategy.run(train, ...)          a call is one execution
+millrace.repeat(1000, body)       likewise, of 1,000 steps, in a scope and outside of strategy.run
+a compiled function               likewise
+
+What runs within such a call belongs to it.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+import jax
+
+from millrace.base.records.loops import LoopRecord
+from millrace.base.threads.scoped_value import Binding, ScopedValue
+from millrace.compilation.executables.log import CompileLog
+from millrace.run.fit.totals import Totals, next_loop
+from millrace.tools.recording.loop_recorder import LoopWriter
+from millrace.tools.recording.options import device_names
+from millrace.tools.recording.run import RecordedRun
+
+MANY = 1000  # functions with a record of their own; calls of others are those of one more
+OTHERS = "other functions"
+
+
+class FunctionRecorder:
+    """Writes the records of the functions that run under one strategy."""
+
+    def __init__(self, totals: Totals, run: RecordedRun | None, devices: Sequence[jax.Device]):
+        """Begins with no function.
+
+        Args:
+            totals: of the strategy.
+            run: of the strategy, if it has one.
+            devices: of the strategy.
+        """
+        self._totals, self._run, self._devices = totals, run, device_names(devices)
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[LoopWriter]] = {}  # not in a call
+        self._count = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is somewhere to write to."""
+        return bool(self._totals.sinks)
+
+    @property
+    def log(self) -> CompileLog:
+        """The compile log of the strategy."""
+        return self._totals.compile_log
+
+    def take(self, name: str) -> LoopWriter:
+        """Returns the writer of a function that is about to be called; one for each thread."""
+        with self._lock:
+            if idle := self._idle.setdefault(name, []):
+                return idle.pop()
+            self._count += 1
+            if self._count > MANY and name != OTHERS:
+                name = OTHERS
+                if idle := self._idle.setdefault(name, []):
+                    return idle.pop()
+            record = LoopRecord(
+                number=next_loop(),
+                process=self._totals.sinks.process,
+                model=name,
+                mode="function",
+                began=time.time(),
+                devices=self._devices,
+            )
+            writer = LoopWriter(record, self._totals.sinks, stays_open=True)
+            if self._run is not None:
+                self._run.open_loops.append(writer)
+            return writer
+
+    def give_back(self, writer: LoopWriter) -> None:
+        """Takes a writer back after the call."""
+        with self._lock:
+            self._idle.setdefault(writer.record.model, []).append(writer)
+
+
+_recorder = ScopedValue[FunctionRecorder | None](None)
+
+
+def functions_recorded_by(recorder: FunctionRecorder) -> Binding[FunctionRecorder | None]:
+    """Surrounds a scope: functions that are called inside leave records."""
+    return _recorder.bound_to(recorder)
+
+
+def recorded_call(name: str, steps: int = 1) -> contextlib.AbstractContextManager[object]:
+    """Surrounds the call of a function or a loop.
+
+    Args:
+        name: of the function.
+        steps: of the loop.
+    """
+    recorder = _recorder.get()
+    return (
+        _NOTHING if recorder is None or not recorder.is_on else _RecordedCall(recorder, name, steps)
+    )
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+class _RecordedCall:
+    """One call of a function."""
+
+    def __init__(self, recorder: FunctionRecorder, name: str, steps: int):
+        self._recorder, self._name, self._steps = recorder, name, steps
+        self._inner = _recorder.bound_to(None)
+
+    def __enter__(self) -> None:
+        self._writer = self._recorder.take(self._name)
+        self._writer.begin_call(None, {}, self._recorder.log)
+        self._writer.begins(None, 0)
+        self._begin = time.perf_counter()
+        self._inner.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
+        if error is None:
+            self._writer.executed(self._steps, time.perf_counter() - self._begin, {})
+        self._writer.end(error)
+        self._recorder.give_back(self._writer)

@@ -1,0 +1,164 @@
+"""The wall time of one loop, divided into parts by all records about it.
+
+    |compile|data| rest: executions, and the time before and between them |
+                 |other|transfer|bubble|compute|    by the traced updates, where there are any
+
+A loop that still runs, or whose process was killed, lasts until the last record about it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.base.records.loops import ExecutionSample, LoopRecord
+from millrace.base.records.run import RunRecords
+from millrace.tools.reports.trace_shares import TraceShares, trace_shares
+
+_FEW_CALLS = 3  # traced ones, of which the longest says too little of all others
+PARTS = ("compile", "data", "bubble", "transfer", "compute", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """The seconds of one loop."""
+
+    loop: LoopRecord
+    seconds: Mapping[str, float]  # of each of `PARTS`
+    steps: int
+    executions: int
+    update: TraceShares | None = None  # of its traced update of median length
+
+    @property
+    def wall_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+
+def parts_of_loops(run: RunRecords) -> list[LoopParts]:
+    """Returns the parts of all loops of a run, but of those within another one."""
+    return [_parts(run, loop) for loop in _outermost(run.loops)]
+
+
+def _outermost(loops: Sequence[LoopRecord]) -> list[LoopRecord]:
+    """Leaves out `evaluate` and `predict` within another loop, such as in a callback."""
+    return [loop for loop in loops if not any(_contains(other, loop) for other in loops)]
+
+
+def _contains(outer: LoopRecord, loop: LoopRecord) -> bool:
+    if loop.mode not in ("test", "predict") or outer.process != loop.process:
+        return False
+    goes_on = outer.outcome == "running" or loop.ended <= outer.ended
+    return outer.number < loop.number and outer.began <= loop.began <= loop.ended and goes_on
+
+
+def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
+    until = _until(run, loop)
+    samples = [
+        each
+        for each in run.executions
+        if (each.loop, each.process) == (loop.number, loop.process)
+        and loop.began <= each.began <= until
+    ]
+    wall = loop.seconds or max(_last_time(run, loop, samples, until) - loop.began, 0.0)
+    compiling = min(_compile_seconds(run, loop, samples, until), wall)
+    waiting = loop.wait_seconds if loop.ended else sum(each.wait_seconds for each in samples)
+    waiting = min(max(waiting, 0.0), wall - compiling)
+    rest = wall - compiling - waiting
+    steps = loop.steps or sum(each.steps for each in samples)
+    executions = loop.executions or sum(each.executions for each in samples)
+    modes = _modes(loop, samples, rest, steps)
+    scale = min(rest / total, 1.0) if (total := sum(each for each, _ in modes.values())) else 0.0
+    seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    by_mode = {mode: _median_shares(run, loop, mode) for mode in {*modes, loop.mode}}
+    for mode, (running, steps_of_mode) in modes.items():
+        within = running * scale
+        shares = by_mode[mode]
+        if shares is None:
+            transfer = _exchange_share(run, loop, mode) * within
+            seconds["transfer"] += transfer
+            seconds["compute"] += within - transfer
+            continue
+        replicas = max(loop.replicas, 1) if shares.is_pipelined else 1
+        traced = steps_of_mode / (shares.steps * replicas) * shares.seconds
+        within = min(within, traced) if steps_of_mode else within
+        exchange = 0.0 if shares.is_pipelined else _exchange_share(run, loop, mode)
+        seconds["bubble"] += shares.bubble * within
+        seconds["transfer"] += (shares.transfer + exchange) * within
+        seconds["compute"] += (shares.compute - exchange) * within
+    seconds |= {"compile": compiling, "data": waiting}
+    seconds["other"] = max(wall - sum(seconds.values()), 0.0)
+    return LoopParts(loop, seconds, steps, executions, by_mode[loop.mode])
+
+
+def _until(run: RunRecords, loop: LoopRecord) -> float:
+    """Returns the time after which records are of a later start of the program."""
+    if loop.ended:
+        return loop.ended
+    starts = (each.began for each in run.processes if each.process == loop.process)
+    return min((began for began in starts if began > loop.began), default=math.inf)
+
+
+def _last_time(
+    run: RunRecords, loop: LoopRecord, samples: Iterable[ExecutionSample], until: float
+) -> float:
+    """Returns when the last record about a loop without an end was written."""
+    own = loop.number, loop.process
+    times = [each.began + each.seconds for each in samples]
+    times += [each.ended for each in run.epochs if (each.loop, each.process) == own]
+    times += [each.time for each in run.feeds if (each.loop, each.process) == own]
+    if _is_alone(run):
+        times += [each.began + each.seconds for each in run.compilations if each.is_executable]
+    return max((each for each in times if loop.began <= each <= until), default=loop.began)
+
+
+def _compile_seconds(
+    run: RunRecords, loop: LoopRecord, samples: Iterable[ExecutionSample], until: float
+) -> float:
+    if loop.ended:
+        return loop.compile_seconds
+    seconds = sum(each.compile_seconds for each in samples)
+    if not _is_alone(run):  # the compile log does not say whose compilations these were
+        return seconds
+    logged = sum(
+        each.seconds
+        for each in run.compilations
+        if each.is_executable and loop.began <= each.began <= until
+    )
+    return max(seconds, logged)
+
+
+def _is_alone(run: RunRecords) -> bool:
+    return len({each.process for each in run.loops}) == 1
+
+
+def _modes(
+    loop: LoopRecord, samples: Iterable[ExecutionSample], rest: float, steps: int
+) -> dict[str, tuple[float, int]]:
+    """Returns the seconds and the steps of executions, by mode: fit may evaluate, too."""
+    modes: dict[str, tuple[float, int]] = {}
+    for each in samples:
+        seconds, counted = modes.get(each.mode, (0.0, 0))
+        seconds += max(each.seconds - each.compile_seconds - each.wait_seconds, 0.0)
+        modes[each.mode] = seconds, counted + each.steps
+    return modes or {loop.mode: (rest, steps)}
+
+
+def _median_shares(run: RunRecords, loop: LoopRecord, mode: str) -> TraceShares | None:
+    """Returns the shares of the traced update of median length: of this loop, or one like it."""
+    traces = [trace for trace in run.traces if (trace.model, trace.mode) == (loop.model, mode)]
+    own = [trace for trace in traces if trace.loop == loop.number]
+    shares = [each for trace in own or traces if (each := trace_shares(trace)) is not None]
+    shares.sort(key=lambda each: each.seconds / each.steps)
+    if shares and not shares[0].is_pipelined:
+        # A call that is short may be over before its begin is seen: the longest one is nearest.
+        return shares[-1] if len(shares) >= _FEW_CALLS else None
+    return shares[len(shares) // 2] if shares else None
+
+
+def _exchange_share(run: RunRecords, loop: LoopRecord, mode: str) -> float:
+    """Returns the share of exchange between replicas in the time of traced operations."""
+    seconds = {True: 0.0, False: 0.0}
+    for program in run.operations:
+        if program.model == loop.model and program.program.startswith(mode):
+            for group in program.groups:
+                seconds[group.role == "transfer"] += group.seconds or 0.0
+    return seconds[True] / total if (total := sum(seconds.values())) else 0.0

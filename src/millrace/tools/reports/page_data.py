@@ -1,0 +1,90 @@
+"""The contents of a run's page, as JSON and columns."""
+
+import time
+from collections.abc import Sequence
+
+from millrace.base.records.codec import encode
+from millrace.base.records.program_memory import ROLES
+from millrace.base.records.run import RunRecords
+from millrace.base.records.timeline import PASS_STYLES
+from millrace.tools.reports.columns import Columns
+from millrace.tools.reports.limits import limits
+from millrace.tools.reports.memory_data import memory_data
+from millrace.tools.reports.program_data import compilations_data, operations_data
+from millrace.tools.reports.running import outcome_of, run_outcome
+from millrace.tools.reports.series_data import (
+    epochs_data,
+    executions_data,
+    feeds_data,
+    tensors_data,
+)
+from millrace.tools.reports.shortened import shortened
+from millrace.tools.reports.trace_data import traces_data
+
+SHOWN = 400  # loops, processes and flights of a run, at most
+
+
+def title_of(runs: Sequence[RunRecords]) -> str:
+    """Returns the name of the page: the directories of its runs."""
+    return " and ".join(shortened(_name(run), 80) for run in runs)
+
+
+def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]:
+    """Returns all that a page shows.
+
+    Args:
+        runs: one, or two.
+        columns: takes the long rows of numbers.
+    """
+    return {
+        "version": 1,
+        "written": time.time(),
+        "styles": {kind: style._asdict() for kind, style in PASS_STYLES.items()},
+        "roles": list(ROLES),
+        "runs": [_run(run, columns) for run in runs],
+    }
+
+
+def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
+    return {
+        "name": shortened(_name(run)),
+        "path": shortened(str(run.path)),
+        "outcome": run_outcome(run),
+        "damaged": dict(run.damaged),
+        "processes": [shortened(encode(each)) for each in run.processes[:SHOWN]],
+        "loops": [
+            {**_fields(each), "seconds": encode(each.seconds), "outcome": outcome_of(run, each)}
+            for each in run.loops[-SHOWN:]
+        ],
+        "limits": _limits(run),
+        "loops_in_all": len(run.loops),
+        "epochs": epochs_data(run.epochs, columns),
+        "executions": executions_data(run.executions, columns),
+        "feeds": feeds_data(run.feeds, columns),
+        "compilations": compilations_data(run.compilations),
+        "compilations_in_all": len(run.compilations),
+        "memory": memory_data(run, columns),
+        "operations": operations_data(run.operations),
+        "traces": traces_data(run, columns),
+        "tensors": tensors_data(run.tensors, columns),
+        "flights": [shortened(encode(each), 1500) for each in run.flights[-SHOWN:]],
+    }
+
+
+def _limits(run: RunRecords) -> dict[str, object]:
+    found = limits(run)
+    return {
+        "wall_seconds": encode(found.wall_seconds),
+        "seconds": encode(found.seconds),
+        "limit": found.limit,
+        "advice": shortened(found.advice, 1500),
+    }
+
+
+def _name(run: RunRecords) -> str:
+    return run.path.name or str(run.path)
+
+
+def _fields(record: object) -> dict[str, object]:
+    fields = shortened(encode(record), 1500)
+    return fields if isinstance(fields, dict) else {}
