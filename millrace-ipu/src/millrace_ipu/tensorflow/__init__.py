@@ -65,10 +65,9 @@ _NAMES: dict[str, Any] = {
     **_arrays.OPS,
 }
 for _name in (
-    "avg_pool", "avg_pool2d", "bias_add", "conv2d", "count_nonzero", "depthwise_conv2d",
-    "divide_no_nan", "dropout", "embedding_lookup", "floormod", "in_top_k", "lgamma",
-    "log_sigmoid", "max_pool", "max_pool2d", "moments", "multiply_no_nan", "real", "softsign",
-    "top_k", "xlogy", *_arrays.MATH,
+    "avg_pool", "avg_pool2d", "bias_add", "conv2d", "divide_no_nan", "dropout",
+    "embedding_lookup", "in_top_k", "log_sigmoid", "max_pool", "max_pool2d", "moments", "real",
+    "softsign", "top_k", *_arrays.MATH,
 ):  # fmt: skip
     _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})

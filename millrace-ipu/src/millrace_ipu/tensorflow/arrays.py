@@ -4,7 +4,7 @@ tensor_scatter_nd_add(x, indices, updates)     indices [..., k] of the first k a
 math.unsorted_segment_mean(x, ids, n)          rows of x with equal ids
 boolean_mask(x, mask)                          outside of compiled functions, whose shapes are fixed
 norm, l2_normalize, einsum                     whole axes
-map_fn, sequence_mask, meshgrid                functions of the rows, and arrays by rule
+sequence_mask, linspace                        arrays by rule
 """
 
 from collections.abc import Callable, Sequence
@@ -101,10 +101,6 @@ def _sequence_mask(
     return (jnp.arange(columns) < ends[..., None]).astype(as_dtype(dtype))
 
 
-def _map_fn(fn: Callable[[Any], Any], elems: Any, *_: object, **__: object) -> Any:
-    return jax.lax.map(fn, jax.tree.map(jnp.asarray, elems))
-
-
 def _norm(
     tensor: TensorLike, ord: str | float = "euclidean", axis: Axis = None, keepdims: bool = False
 ) -> Any:
@@ -163,33 +159,24 @@ OPS: dict[str, Callable[..., Any]] = {
             "einsum": lambda equation, *inputs, **_: ops.einsum(equation, *inputs),
             "gather_nd": _gather_nd,
             "linspace": lambda start, stop, num, axis=0: ops.linspace(start, stop, num, axis=axis),
-            "map_fn": _map_fn,
-            "meshgrid": lambda *args, indexing="xy": list(ops.meshgrid(*args, indexing=indexing)),
             "norm": _norm,
             "roll": lambda input, shift, axis: ops.roll(input, shift, axis),
             "scatter_nd": lambda indices, updates, shape: ops.scatter(
                 ops.convert_to_tensor(indices), ops.convert_to_tensor(updates), shape_of(shape)
             ),
             "sequence_mask": _sequence_mask,
-            "tensordot": lambda a, b, axes: ops.tensordot(a, b, axes),
             **{f"tensor_scatter_nd_{name}": _scatter(method) for name, method in _SCATTERS.items()},
         },
     ),
     "is_tensor": lambda x: isinstance(x, Tensor | keras.KerasTensor | keras.Variable),
-    "recompute_grad": jax.checkpoint,
 }
 MATH = operations(
     "math",
     {
         "l2_normalize": _l2_normalize,
-        "reduce_euclidean_norm": _euclidean,
-        "segment_max": _segments(jax.ops.segment_max),
-        "segment_mean": _segments(_segment_mean),
         "segment_sum": _segments(jax.ops.segment_sum),
         "unsorted_segment_max": _segments(jax.ops.segment_max),
         "unsorted_segment_mean": _segments(_segment_mean),
-        "unsorted_segment_min": _segments(jax.ops.segment_min),
-        "unsorted_segment_prod": _segments(jax.ops.segment_prod),
         "unsorted_segment_sum": _segments(jax.ops.segment_sum),
     },
 )
@@ -199,8 +186,6 @@ LINALG = {
         {
             "band_part": _band_part,
             "diag": _diag,
-            "diag_part": lambda input: jnp.diagonal(jnp.asarray(input), axis1=-2, axis2=-1),
-            "matvec": lambda a, b: ops.squeeze(ops.matmul(a, ops.expand_dims(b, -1)), -1),
             "set_diag": _set_diag,
             "trace": lambda x: ops.trace(x, axis1=-2, axis2=-1),
             **{name: getattr(ops, name) for name in ("cholesky", "det", "inv", "solve")},

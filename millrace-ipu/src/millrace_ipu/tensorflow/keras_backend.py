@@ -124,7 +124,6 @@ def _random(draw: Callable[..., Any]) -> Callable[..., Any]:
 OPS: dict[str, Callable[..., Any]] = {
     **{name: getattr(ops, name) for name in _SAME.split()},
     "batch_dot": _batch_dot,
-    "batch_get_value": lambda tensors: [_value(x) for x in tensors],
     "batch_set_value": lambda tuples: [variable.assign(value) for variable, value in tuples],
     "binary_crossentropy": lambda target, output, from_logits=False: ops.binary_crossentropy(
         target, output, from_logits

@@ -1,9 +1,8 @@
 """`tf.math`: a table of `keras.ops`. Most of its names are at the top level of `tf`, too."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import keras
 from jax.typing import DTypeLike
 
@@ -32,21 +31,6 @@ def _index_of(function: Callable[..., object]) -> Callable[..., object]:
     return find
 
 
-def _multiply_no_nan(x: TensorLike, y: TensorLike) -> object:
-    return ops.where(ops.equal(y, 0), ops.zeros_like(x), ops.multiply(x, y))
-
-
-def _count_nonzero(
-    input: TensorLike,
-    axis: int | Sequence[int] | None = None,
-    keepdims: bool = False,
-    dtype: DTypeLike = "int32",
-) -> object:
-    return ops.cast(
-        ops.sum(ops.cast(ops.not_equal(input, 0), "int32"), axis, keepdims), as_dtype(dtype).name
-    )
-
-
 OPS: dict[str, Any] = {
     **operations(
         "math",
@@ -56,15 +40,10 @@ OPS: dict[str, Any] = {
             "add_n": lambda inputs: sum(inputs[1:], inputs[0]),
             "argmax": _index_of(ops.argmax),
             "argmin": _index_of(ops.argmin),
-            "count_nonzero": _count_nonzero,
             "cumprod": lambda x, axis=0: ops.cumprod(x, axis),
-            "floormod": ops.mod,
             "in_top_k": lambda targets, predictions, k: ops.in_top_k(targets, predictions, k),
-            "lgamma": jax.scipy.special.gammaln,
-            "multiply_no_nan": _multiply_no_nan,
             "squared_difference": lambda x, y: ops.square(x - y),
             "top_k": lambda x, k=1, sorted=True: ops.top_k(x, k, sorted),
-            "xlogy": jax.scipy.special.xlogy,
         },
     ),
     **_ARRAYS,

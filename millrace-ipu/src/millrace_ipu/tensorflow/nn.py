@@ -58,16 +58,6 @@ def _pooled(pool: Callable[..., Any]) -> Callable[..., Any]:
     return pool2d
 
 
-def _depthwise(
-    input: TensorLike,
-    filter: TensorLike,
-    strides: int | Sequence[int],
-    padding: str,
-    **_: object,
-) -> Any:
-    return ops.depthwise_conv(input, filter, _spatial(strides), padding.lower())
-
-
 def _dropout(
     x: TensorLike, rate: float, noise_shape: ShapeLike | None = None, seed: int | None = None
 ) -> Any:
@@ -84,7 +74,6 @@ OPS: dict[str, Any] = {
             "avg_pool2d": _pooled(ops.average_pool),
             "bias_add": lambda value, bias: value + bias,
             "conv2d": _conv2d,
-            "depthwise_conv2d": _depthwise,
             "dropout": _dropout,
             "embedding_lookup": lambda params, ids: ops.take(params, ids, axis=0),
             "l2_loss": lambda t: ops.sum(ops.square(t)) / 2,
