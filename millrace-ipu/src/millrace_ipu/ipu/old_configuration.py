@@ -48,13 +48,10 @@ _WITHOUT_EFFECT = {
 }
 
 
-class ExecutionProfileType(enum.Enum):
-    """The parts of an execution's profile: none, or tasks of device groups."""
-
-    NO_PROFILE = 0
-    DEVICE_PROFILE = 1
-    IPU_PROFILE = 2
-    TILE_PROFILE = 3
+# The parts of an execution's profile.
+ExecutionProfileType = enum.Enum(
+    "ExecutionProfileType", "NO_PROFILE DEVICE_PROFILE IPU_PROFILE TILE_PROFILE", start=0
+)
 
 
 def create_ipu_config(profiling: bool = False, **options: object) -> IPUConfig:

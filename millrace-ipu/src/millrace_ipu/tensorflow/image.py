@@ -52,20 +52,14 @@ def _resize(
     images: TensorLike,
     size: Sequence[int],
     method: str = "bilinear",
-    preserve_aspect_ratio: bool = False,
     antialias: bool = False,
 ) -> Any:
-    array, (height, width) = _array(images), tuple(int(n) for n in size)
-    rows, columns = _sizes(array)
-    if preserve_aspect_ratio:
-        share = min(height / rows, width / columns)
-        height, width = round(rows * share), round(columns * share)
-    kind = array.dtype
+    array, sizes = _array(images), tuple(int(n) for n in size)
     floats = array if method == "nearest" else ops.cast(array, "float32")
     resized = ops.image.resize(
-        floats, (height, width), method, antialias=antialias, data_format="channels_last"
+        floats, sizes, method, antialias=antialias, data_format="channels_last"
     )
-    return ops.cast(resized, kind) if method == "nearest" else resized
+    return ops.cast(resized, array.dtype) if method == "nearest" else resized
 
 
 def _crop_or_pad(image: TensorLike, target_height: int, target_width: int) -> Any:
@@ -123,21 +117,17 @@ def _random_crop(value: TensorLike, size: Sequence[int], seed: int | None = None
 def _converted(image: TensorLike, dtype: DTypeLike, saturate: bool = False) -> Any:
     array, target = _array(image), as_dtype(dtype)
     source = np.dtype(array.dtype)
-    is_scaled, to_integers = source.kind in "iu", target.kind in "iu"
-    if source == target or not (is_scaled or to_integers):
+    if source == target or (source.kind not in "iu" and target.kind not in "iu"):
         return ops.cast(array, target.name)
-    if is_scaled and not to_integers:
-        return ops.cast(array, target.name) / float(np.iinfo(source).max)
+    # Whole numbers stand for 0 to 1.
+    shares = array
+    if source.kind in "iu":
+        shares = ops.cast(array, "float32") / float(np.iinfo(source).max)
+    if target.kind not in "iu":
+        return ops.cast(shares, target.name)
     limits = np.iinfo(target)
-    if not is_scaled:
-        scaled = array * (limits.max + 0.5)
-        return ops.cast(
-            ops.clip(scaled, limits.min, limits.max) if saturate else scaled, target.name
-        )
-    ratio = (limits.max + 1) / (int(np.iinfo(source).max) + 1)
-    if ratio < 1:
-        return ops.cast(array // int(1 / ratio), target.name)
-    return ops.cast(array, target.name) * int(ratio)
+    scaled = shares * (limits.max + 0.5)
+    return ops.cast(ops.clip(scaled, limits.min, limits.max) if saturate else scaled, target.name)
 
 
 def _standardized(image: TensorLike) -> Any:

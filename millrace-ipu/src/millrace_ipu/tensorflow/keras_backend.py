@@ -1,8 +1,9 @@
 """The functions that `keras.backend` had in Keras 2, by `keras.ops`.
 
-K.mean, K.sum, K.abs, ...     keras.ops.mean, ...
+K.mean, K.clip, K.dot, ...    with the arguments and results that they had
 K.get_value, K.set_value      values of variables as NumPy arrays
-K.int_shape, K.ndim           of arrays and symbolic tensors
+
+Those that `keras.ops` has with the same arguments are in the table of new names of `porting`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +20,7 @@ from millrace_ipu.tensorflow.values import ShapeLike, TensorLike, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
-_SAME = (
-    "abs all any arange argmax argmin cos cumprod cumsum elu equal exp expand_dims greater "
-    "greater_equal less less_equal log logsumexp maximum minimum not_equal prod reshape round "
-    "shape sigmoid sign sin softmax softplus softsign sqrt square squeeze stack stop_gradient sum "
-    "tanh tile var std min max transpose"
-)
+_SAME = "argmax argmin cumprod cumsum expand_dims round"
 
 
 def _float(dtype: DTypeLike | None) -> str:
@@ -149,19 +145,15 @@ OPS: dict[str, Callable[..., Any]] = {
     "int_shape": _shape,
     "l2_normalize": lambda x, axis=None: ops.normalize(x, -1 if axis is None else axis),
     "mean": _mean,
-    "ndim": lambda x: len(x.shape),
     "one_hot": lambda indices, num_classes: ops.one_hot(indices, num_classes),
     "ones": _filled(ops.ones),
     "ones_like": _like(ops.ones_like),
-    "permute_dimensions": ops.transpose,
-    "pow": ops.power,
     "random_normal": _random(keras.random.normal),
     "random_uniform": _random(keras.random.uniform),
     "relu": lambda x, alpha=0.0, max_value=None, threshold=0.0: keras.activations.relu(
         x, alpha, max_value, threshold
     ),
     "repeat": lambda x, n: ops.repeat(ops.expand_dims(x, 1), n, 1),
-    "reverse": ops.flip,
     "set_value": lambda x, value: x.assign(value),
     "sparse_categorical_crossentropy": lambda target, output, from_logits=False, axis=-1: (
         ops.sparse_categorical_crossentropy(target, output, from_logits, axis)

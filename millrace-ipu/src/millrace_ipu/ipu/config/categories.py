@@ -12,24 +12,15 @@ import enum
 
 from millrace_ipu.ipu.config.option import Option
 
-
-class SelectionOrder(enum.IntEnum):
-    """The numbering of the chips in a device group."""
-
-    AUTO = 0
-    ZIGZAG = 1
-    SNAKE = 2
-    HOOF = 3
-
-
-class SchedulingAlgorithm(enum.IntEnum):
-    """The algorithm that orders the operations of a program."""
-
-    CHOOSE_BEST = 0
-    CLUSTERING = 1
-    POST_ORDER = 2
-    LOOK_AHEAD = 3
-    SHORTEST_PATH = 4
+# The numbering of the chips in a device group, and the order of a program's operations.
+SelectionOrder = enum.IntEnum("SelectionOrder", "AUTO ZIGZAG SNAKE HOOF", start=0)
+SchedulingAlgorithm = enum.IntEnum(
+    "SchedulingAlgorithm", "CHOOSE_BEST CLUSTERING POST_ORDER LOOK_AHEAD SHORTEST_PATH", start=0
+)
+# Whether values in remote memory share a buffer.
+MergeRemoteBuffersBehaviour = enum.Enum(
+    "MergeRemoteBuffersBehaviour", "NO_MERGING MERGE IF_BENEFICIAL", start=0
+)
 
 
 class DeviceConnectionType(enum.Enum):
@@ -39,14 +30,6 @@ class DeviceConnectionType(enum.Enum):
     ON_DEMAND = 1
     PRE_COMPILE = 2
     NEVER = 3
-
-
-class MergeRemoteBuffersBehaviour(enum.Enum):
-    """Whether values in remote memory share a buffer."""
-
-    NO_MERGING = 0
-    MERGE = 1
-    IF_BENEFICIAL = 2
 
 
 class StochasticRoundingBehaviour(enum.Enum):
