@@ -21,7 +21,6 @@ BUT = {
     5: "losses are equal for any number of checkpoints where the last layer ignores all but the "
     "last slice: its size depends on their number",
     14: "means are taken of sums; `running_mean` is the one that a float16 accumulator needs",
-    37: "replicas of compiled functions are a batch on one device where there are fewer devices",
     54: "another `repeat_count` compiles nothing: it is not part of a program",
     64: "the files of a report are records and a page, besides `framework.json`; PopVision's are "
     "not written",

@@ -109,7 +109,8 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
             f"XLA_FLAGS={_FLAG}={number}; or call configure_ipu_system() above everything that "
             "builds a model or an array."
             if own is None or own >= number
-            else f" The environment sets {own}. Set JAX_NUM_CPU_DEVICES={number} instead."
+            else f" The environment sets {own}. Set the environment variable "
+            f"JAX_NUM_CPU_DEVICES={number} instead."
         )
     raise DeviceError(
         f"{option} takes {number} devices, and there are {len(devices)}: {list(devices)}.{hint}"
