@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import weakref
 
 import jax
 import keras
@@ -17,8 +18,9 @@ from millrace.compilation.cache.use import use_cache
 from millrace.compilation.executables.sharing import sharing
 from millrace.errors import OptionError
 from millrace_ipu import ipu
-from millrace_ipu.ipu import no_effect, program_reports
-from millrace_ipu.ipu.engine_options import AutoReport, auto_report, current_report, use_report
+from millrace_ipu.ipu import program_reports
+from millrace_ipu.ipu.engine_options import AutoReport, auto_report
+from millrace_ipu.tensorflow import no_operation
 
 ALL = {"autoReport.all": "true"}
 NAME = re.compile(r"tf_report__\d{4}-\d\d-\d\d__\d\d-\d\d-\d\d\.\d{3}__(\d+)")
@@ -28,13 +30,12 @@ X = np.arange(128, dtype="float32").reshape(32, 4) / 128
 @pytest.fixture(autouse=True)
 def own_reports(monkeypatch, tmp_path):
     """Begins without reports, in a directory of its own."""
-    monkeypatch.setattr(program_reports, "_watched", program_reports._Watched())
-    monkeypatch.setattr(no_effect, "notes", Notes())
+    monkeypatch.setattr(program_reports, "_sinks", weakref.WeakSet())
+    monkeypatch.setattr(program_reports, "_taker", [])
+    monkeypatch.setattr(no_operation, "notes", Notes())
     monkeypatch.delenv("POPLAR_ENGINE_OPTIONS", raising=False)
     monkeypatch.chdir(tmp_path)
     sharing.clear()  # equal programs of other tests
-    yield
-    use_report(None)
 
 
 @pytest.fixture
@@ -370,20 +371,6 @@ def test_f64_other_engine_options_warn_once(caplog):
         auto_report('{"debug.allowOutOfMemory": "true"}')
     (record,) = caplog.records
     assert "POPLAR_ENGINE_OPTIONS debug.allowOutOfMemory has no effect" in record.getMessage()
-
-
-def test_f64_a_configuration_of_an_early_release_asks_for_reports(ask):
-    utils = ipu.utils
-    utils.create_ipu_config(
-        profiling=True,
-        profile_execution=utils.ExecutionProfileType.DEVICE_PROFILE,
-        report_directory="early",
-    )
-    assert current_report() == AutoReport(pathlib.Path("early"))
-    utils.create_ipu_config(profiling=True, report_directory="early")
-    assert current_report() == AutoReport(pathlib.Path("early"), has_execution=False)
-    ask(all="true")  # the environment comes first
-    assert current_report() == AutoReport(pathlib.Path("."))
 
 
 @pytest.mark.slow

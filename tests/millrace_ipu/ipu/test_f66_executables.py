@@ -15,7 +15,8 @@ from millrace.base.threads.scoped_value import Notes
 from millrace.compilation.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
 from millrace_ipu import ipu
-from millrace_ipu.ipu import environment, no_effect
+from millrace_ipu.ipu import environment
+from millrace_ipu.tensorflow import no_operation
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
 
@@ -141,7 +142,7 @@ def test_f66_unknown_flags_are_refused_with_a_list_of_all():
 
 
 def test_f66_other_flags_of_the_ipu_warn_once(caplog, capsys, monkeypatch):
-    monkeypatch.setattr(no_effect, "notes", Notes())
+    monkeypatch.setattr(no_operation, "notes", Notes())
     for _ in range(2):
         path = environment.cache_path("--max_compilation_threads=4 --executable_cache_path='/a b'")
     assert path == "/a b"
@@ -154,7 +155,7 @@ def test_f66_other_flags_of_the_ipu_warn_once(caplog, capsys, monkeypatch):
 def test_f66_the_environment_is_read_when_it_changes(monkeypatch, no_cache, caplog):
     told = []
     monkeypatch.setattr(environment, "use_cache", told.append)
-    monkeypatch.setattr(environment, "_environment", environment._Environment())
+    monkeypatch.setattr(environment, "_in_force", [("", "", os.environ.get("XLA_FLAGS", ""))])
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=somewhere")
     environment.read_variables()
     environment.read_variables()

@@ -24,21 +24,21 @@ MODULES = (
     "addons.keras.layers", "autoshard", "config", "control_flow_ops", "cross_replica_ops",
     "data.ops.dataset_ops", "dataset_benchmark", "distributed", "distributed.popdist_strategy",
     "embedding_ops", "functional_ops", "gradient_accumulation", "internal_ops", "ipu_compiler",
-    "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_pipeline_estimator",
-    "ipu_run_config", "ipu_strategy", "keras", "keras.layers", "keras.optimizers", "loops",
-    "math_ops", "nn_ops", "normalization_ops", "ops.cross_replica_ops", "ops.pipelining_ops",
-    "ops.replication_ops", "optimizers", "outfeed_callback", "outfeed_layers", "outfeed_optimizer",
-    "outfeed_wrapper", "pipelining_ops", "popdist", "popdist.tensorflow", "rand_ops",
-    "replication_ops", "scopes", "utils",
+    "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "keras.layers",
+    "keras.optimizers", "loops", "math_ops", "nn_ops", "normalization_ops",
+    "ops.cross_replica_ops", "ops.pipelining_ops", "ops.replication_ops", "optimizers",
+    "pipelining_ops", "popdist", "popdist.tensorflow", "rand_ops", "replication_ops", "scopes",
+    "tutorial", "utils",
 )  # fmt: skip
 # Names that modules of the package use of each other.
 INTERNAL = {
     "Category", "Operation", "Option", "PipelineArguments", "Subcategory", "System",
-    "call_or_defer", "checked_ordinal", "current_strategy", "current_system", "devices_in_scope",
-    "extend", "functions_compiled_only", "is_extended", "is_within_a_program", "member_by_name",
-    "number_of_results",
-    "processes_of", "put", "reduction_method", "reset_system", "revive_from_configs",
-    "run_pipeline", "settings_of", "uses_old_names", "warn_no_effect",
+    "call_or_defer", "check_arguments", "check_length", "current_strategy", "current_system",
+    "devices_in_scope", "extend", "functions_compiled_only", "is_extended",
+    "is_within_a_program", "member_by_name", "method_of", "native_function", "native_options",
+    "number_of_results", "processes_of", "put", "reduction_method", "refuse_continuous_updates",
+    "reset_system", "revive_from_configs", "run_pipeline", "schedule_of", "settings_of",
+    "uses_old_names", "warn_no_effect", "with_options", "without_effect",
 }  # fmt: skip
 NATIVE = {  # native objects under the names of the IPU's
     "MaybeOutfeed", "Outfeed", "OutfeedCallback", "OutfeedOptimizer", "PipelineStage",

@@ -120,7 +120,6 @@ def test_names_that_are_here_get_no_advice():
         "ipu.addons.keras.optimizers",
         "ipu.math_ops",
         "tensorflow.compat.v1.data",
-        "tensorflow.compat.v1.logging",
         "tensorflow.dtypes",
         "tensorflow.io.gfile",
         "tensorflow.data.experimental",

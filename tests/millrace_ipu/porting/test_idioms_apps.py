@@ -6,6 +6,7 @@ from idioms import idiom
 
 from millrace.errors import OptionError, UnsupportedError
 from millrace_ipu import tensorflow as tf
+from millrace_ipu.errors import UnsupportedNameError
 from millrace_ipu.tensorflow.values import host_array
 
 
@@ -32,18 +33,11 @@ def test_images_in_data_sets_and_models(program):
 
 def test_images_have_the_values_of_tensorflow():
     image = np.arange(48, dtype="float32").reshape(4, 4, 3)
-    box = tf.image.crop_and_resize(image[None], [[0.0, 0.0, 1.0, 1.0]], [0], (4, 4))
-    np.testing.assert_allclose(box[0], image, atol=1e-5)
-    outside = tf.image.crop_and_resize(image[None], [[-1.0, 0.0, 0.0, 0.0]], [0], (2, 1))
-    np.testing.assert_allclose(np.asarray(outside)[0, :, 0], [[0, 0, 0], image[0, 0]])
     np.testing.assert_array_equal(tf.image.central_crop(image, 0.5), image[1:3, 1:3])
     padded = np.asarray(tf.image.resize_with_crop_or_pad(image, 7, 2))
     assert padded.shape == (7, 2, 3)
     np.testing.assert_array_equal(padded[1:5], image[:, 1:3])
-    np.testing.assert_array_equal(tf.image.rot90(image), np.rot90(image))
     np.testing.assert_array_equal(tf.image.flip_up_down(image), image[::-1])
-    gray = np.asarray(tf.image.rgb_to_grayscale(image))[..., 0]
-    np.testing.assert_allclose(gray, image @ [0.2989, 0.5870, 0.1140], rtol=1e-5)
     scaled = np.asarray(tf.image.convert_image_dtype(np.uint8([[[0, 51, 255]]]), tf.float32))
     np.testing.assert_allclose(scaled[0, 0], [0, 0.2, 1], rtol=1e-6)
     back = tf.image.convert_image_dtype(scaled, tf.uint8)
@@ -51,7 +45,7 @@ def test_images_have_the_values_of_tensorflow():
     flat = np.asarray(tf.image.per_image_standardization(image))
     assert abs(flat.mean()) < 1e-5
     assert abs(flat.std() - 1) < 1e-5
-    with pytest.raises(OptionError, match=r"box of 5 x 2.*4 x 4"):
+    with pytest.raises(UnsupportedNameError, match=r"keras.ops.image"):
         tf.image.crop_to_bounding_box(image, 0, 0, 5, 2)
 
 
@@ -102,8 +96,6 @@ def test_operations_have_the_values_of_tensorflow():
     assert np.asarray(tf.boolean_mask(x, [True, False, True])).tolist() == x[[0, 2]].tolist()
     assert float(tf.norm(x)) == pytest.approx(np.linalg.norm(x))
     np.testing.assert_allclose(tf.norm(x, axis=1), np.linalg.norm(x, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(tf.scan(lambda a, b: a + b, x), np.cumsum(x, 0))
-    np.testing.assert_allclose(tf.foldl(lambda a, b: a + b, x), x.sum(0))
     assert np.asarray(tf.linalg.band_part(np.ones((3, 3)), -1, 0)).tolist() == np.tri(3).tolist()
     assert np.asarray(tf.linalg.set_diag(np.zeros((2, 2)), [1.0, 2.0])).tolist() == [[1, 0], [0, 2]]
     means = tf.math.unsorted_segment_mean(x, [0, 0, 2], 3)
@@ -273,7 +265,7 @@ from tensorflow.python import ipu
 def change(images):
     flipped = tf.image.random_flip_left_right(images)
     cropped = tf.image.random_crop(images[0], (1, 2, 1))
-    return flipped, tf.image.random_brightness(images, 0.5), cropped
+    return flipped, cropped
 
 images = tf.constant(np.arange(64, dtype="float32").reshape(8, 1, 8, 1))
 tf.random.set_seed(1)
@@ -283,7 +275,7 @@ print([bool((a.numpy() != b.numpy()).any()) for a, b in zip(first, second)])
 print({bool(row[0] == 7 + 8 * k) for k, row in enumerate(first[0].numpy()[:, 0, :, 0])})
 """
     )
-    assert printed == "[True, True, True]\n{False, True}\n"
+    assert printed == "[True, True]\n{False, True}\n"
 
 
 def test_operations_of_a_session_in_a_group(program):

@@ -101,7 +101,7 @@ def test_a_module_that_runs_is_run(program, caplog):
             NAME = "mine"
         """,
     )
-    assert printed == "mine millrace_ipu.ipu.outfeed_wrapper\n"
+    assert printed == "mine millrace_ipu.ipu.tutorial\n"
     assert caplog.messages == []
 
 

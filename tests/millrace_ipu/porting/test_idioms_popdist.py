@@ -15,7 +15,7 @@ from idioms import idiom
 from millrace.errors import DeviceError, OptionError, PlanError, UnsupportedError
 from millrace.tools.cli.main import main
 from millrace_ipu import ipu
-from millrace_ipu.ipu.config.processes import groups_of_processes
+from millrace_ipu.ipu.config.devices import groups_of_processes
 from millrace_ipu.ipu.keras.extensions.instances import Instances
 
 HEAD = """
@@ -143,7 +143,7 @@ def test_configurations_that_do_not_fit_the_run(monkeypatch):
     config.experimental.multi_replica_distribution.process_count = 3
     with pytest.raises(OptionError, match=r"process_count=3, and the run has 1 .*poprun`"):
         groups_of_processes(config)
-    monkeypatch.setattr("millrace_ipu.ipu.config.processes.process_count", lambda: 3)
+    monkeypatch.setattr("millrace_ipu.ipu.config.devices.process_count", lambda: 3)
     config.auto_select_ipus = [1, 1]
     with pytest.raises(OptionError, match=r"several logical devices.*Set auto_select_ipus=2"):
         groups_of_processes(config)

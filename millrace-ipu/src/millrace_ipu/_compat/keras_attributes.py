@@ -127,5 +127,4 @@ def build_resnet(
         layers: the module of layers, of which there is only one.
         **kwargs: the others by their names.
     """
-    del layers
     return ResNet(stack_fn, preact, use_bias, *args, name=model_name, **kwargs)

@@ -26,18 +26,15 @@ __all__ = ["show_own_tensorflow", "show_tensorflow"]
 
 def show_tensorflow(module: ModuleType | None) -> None:
     """Makes `module` Keras's TensorFlow; None stands for no TensorFlow."""
+    lazy: Any = module_utils.tensorflow
     if LAZY_TENSORFLOW not in patches_in():
-        put_in(LAZY_TENSORFLOW, functools.partial(_put, *_current()))
+        put_in(LAZY_TENSORFLOW, functools.partial(_put, lazy.module, lazy._available))
     _put(module, module is not None)
 
 
 def show_own_tensorflow() -> None:
     """Lets Keras find TensorFlow itself again."""
     take_out(LAZY_TENSORFLOW)
-
-
-def _current() -> tuple[Any, Any]:
-    return module_utils.tensorflow.module, module_utils.tensorflow._available
 
 
 def _put(module: ModuleType | None, available: bool) -> None:
@@ -72,7 +69,6 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Returns the specification of an alias; None for any other name."""
-        del path, target
         real = self.real_name(fullname)
         if real is None or real == fullname:
             return None

@@ -16,10 +16,9 @@ from millrace_ipu._compat.keras_attributes import let_attributes_be_read as _let
 from millrace_ipu._compat.module_aliases import serve as _serve
 from millrace_ipu._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace_ipu.ipu.environment import read_variables as _read_variables
-from millrace_ipu.ipu.lazy_modules import submodule as _submodule
 from millrace_ipu.ipu.old_models import porting_guide as porting_guide
-from millrace_ipu.ipu.ops.functional_ops import function as function
-from millrace_ipu.ipu.ops.functional_ops import outlined_function as outlined_function
+from millrace_ipu.ipu.ops.operations import outlined_function as outlined_function
+from millrace_ipu.ipu.replacements import submodule as _submodule
 from millrace_ipu.ipu.replacements import unsupported_module as _unsupported_module
 from millrace_ipu.ipu.replacements import unsupported_modules as _unsupported_modules
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _ALIASES = {
     "addons.keras": "keras",  # ipu_tensorflow_addons.keras
     "control_flow_ops": "ops.control_flow_ops",
-    "cross_replica_optimizer": "optimizers.cross_replica_optimizer",
+    "cross_replica_optimizer": "optimizers.ipu_optimizer",
     "cross_replica_ops": "ops.cross_replica_ops",
     "distributed.host_collective_ops": "distributed.collectives",
     "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
@@ -44,24 +43,27 @@ _ALIASES = {
     "keras.optimizers.cross_replica_optimizer": "keras.optimizers",
     "keras.optimizers.gradient_accumulation_optimizer": "keras.optimizers",
     "keras.optimizers.map_gradient_optimizer": "keras.optimizers",
-    "map_gradient_optimizer": "optimizers.map_gradient_optimizer",
+    "map_gradient_optimizer": "optimizers.ipu_optimizer",
     "math_ops": "ops.math_ops",
     "nn_ops": "ops.nn_ops",
     "normalization_ops": "ops.normalization_ops",
+    "optimizers.cross_replica_optimizer": "optimizers.ipu_optimizer",
+    "optimizers.map_gradient_optimizer": "optimizers.ipu_optimizer",
+    "outfeed_callback": "tutorial",
+    "outfeed_layers": "tutorial",
+    "outfeed_optimizer": "tutorial",
+    "outfeed_wrapper": "tutorial",
     "pipelining_ops": "ops.pipelining_ops",
     "rand_ops": "ops.rand_ops",
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "autoshard", "config", "control_flow_ops", "cross_replica_ops", "cross_replica_optimizer",
-    "data", "dataset_benchmark", "distributed", "embedding_ops", "functional_ops",
-    "gradient_accumulation", "gradient_accumulation_optimizer", "horovod",
-    "map_gradient_optimizer",
-    "internal_ops", "math_ops", "nn_ops", "normalization_ops", "rand_ops",
-    "ipu_compiler", "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue",
-    "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
-    "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
+    "autoshard", "config", "data", "dataset_benchmark", "distributed", "gradient_accumulation",
+    "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops",
+    "ops", "optimizers", "scopes", "utils", *(name for name in _ALIASES if "." not in name),
 )  # fmt: skip
+
+function = outlined_function  # its name in releases before 2.1
 
 
 def __getattr__(name: str) -> Any:

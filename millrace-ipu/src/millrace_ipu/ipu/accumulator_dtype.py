@@ -6,7 +6,7 @@ lambda variable: ...        one for each variable
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import keras
@@ -27,17 +27,18 @@ def accumulator_dtype(dtype: object) -> AccumulatorDtype:
     Raises:
         DTypeError: for anything else.
     """
-    if dtype is None or _is_dtype(dtype):
-        return None if dtype is None else standardize_dtype(dtype)
+    if dtype is None:
+        return None
+    if _is_dtype(dtype):
+        return standardize_dtype(dtype)
     if callable(dtype):
         return _by_variable(dtype)
     raise _no_dtype("gradient_accumulation_dtype", dtype)
 
 
 @functools.lru_cache(maxsize=32)  # programs are found by their options: equal ones must stay equal
-def _by_variable(choose: Hashable) -> AccumulatorDtype:
-    function = cast(Callable[[keras.Variable], object], choose)
-    return lambda variable: cast(str | None, accumulator_dtype(function(variable)))
+def _by_variable(choose: Any) -> AccumulatorDtype:
+    return lambda variable: cast(str | None, accumulator_dtype(choose(variable)))
 
 
 def optimizer_dtype(dtype: object) -> AnyDtype:

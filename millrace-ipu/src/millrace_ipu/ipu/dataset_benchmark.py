@@ -6,7 +6,6 @@ apply_options, apply_debug_options    without effect
 """
 
 import json
-import logging
 from typing import Any, TypeAlias
 
 import millrace
@@ -15,8 +14,6 @@ from millrace.errors import DTypeError
 from millrace.extend import whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
 from millrace_ipu.tensorflow.graph_mode import Deferred
-
-logger = logging.getLogger("millrace")
 
 
 class _Texts(list[str]):
@@ -57,13 +54,25 @@ def dataset_benchmark(
         OptionError: if a number is below 1.
         DTypeError: if `dataset` is no data set.
     """
-    del apply_options, apply_debug_options
     if isinstance(dataset, list | tuple | dict) or not hasattr(dataset, "__iter__"):
         raise DTypeError(
             f"dataset_benchmark() takes a data set. Received: {type(dataset).__name__}. Set "
             "tf.data.Dataset.from_tensor_slices(...), or another loader of batches."
         )
-    return _measured(dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
+    whole_number("number_of_epochs", number_of_epochs, 1)
+    whole_number("elements_per_epochs", elements_per_epochs, 1)
+
+    def measure() -> list[str]:
+        text = millrace.dataset_benchmark(
+            dataset,
+            number_of_epochs,
+            elements_per_epochs,
+            print_stats=print_stats,
+            do_memcpy=do_memcpy,
+        )
+        return _Texts([json.dumps({"epochs": json.loads(text)["epochs"]})])
+
+    return call_or_defer(measure)
 
 
 def infeed_benchmark(
@@ -79,23 +88,6 @@ def infeed_benchmark(
             f"infeed_benchmark() takes an IPUInfeedQueue. Received: {type(infeed_queue).__name__}."
             " Call dataset_benchmark() for a data set."
         )
-    dataset = infeed_queue.dataset
-    return _measured(dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
-
-
-def _measured(
-    dataset: Any, epochs: int, elements: int, print_stats: bool, do_memcpy: bool
-) -> Report:
-    whole_number("number_of_epochs", epochs, 1)
-    whole_number("elements_per_epochs", elements, 1)
-
-    def measure() -> list[str]:
-        text = millrace.dataset_benchmark(
-            dataset, epochs, elements, print_stats=print_stats, do_memcpy=do_memcpy
-        )
-        results = json.loads(text)["epochs"]
-        for number, _ in enumerate(results, 1):
-            logger.info("Epoch %d of the benchmark: %d elements.", number, elements)
-        return _Texts([json.dumps({"epochs": results})])
-
-    return call_or_defer(measure)
+    return dataset_benchmark(
+        infeed_queue.dataset, number_of_epochs, elements_per_epochs, print_stats, True, do_memcpy
+    )

@@ -47,15 +47,12 @@ def number_of_results(
     Returns:
         None if the number depends on deferred values, or on sizes that are open.
     """
-    placeholders = {
-        index: value for index, value in enumerate(inputs) if isinstance(value, Placeholder)
-    }
-    specs = {
-        index: jax.ShapeDtypeStruct([1 if n in _OPEN else n for n in value.shape], value.dtype)
-        for index, value in placeholders.items()
-        if value.shape is not None
-    }
-    has_open_sizes = any({*_OPEN} & {*(placeholders[index].shape or ())} for index in specs)
+    specs, has_open_sizes = {}, False
+    for index, value in enumerate(inputs):
+        if isinstance(value, Placeholder) and value.shape is not None:
+            sizes = [1 if n in _OPEN else n for n in value.shape]
+            specs[index] = jax.ShapeDtypeStruct(sizes, value.dtype)
+            has_open_sizes |= sizes != list(value.shape)
 
     def call(arrays: dict[int, jax.Array]) -> object:
         return computation(*[arrays.get(index, value) for index, value in enumerate(inputs)])

@@ -31,8 +31,10 @@ _GRAPH = f"{_PREFIX}outputGraphProfile"
 _EXECUTION = f"{_PREFIX}outputExecutionProfile"
 # Files of Poplar's own, of which a report here has the contents or none.
 _FILES = tuple(
-    f"{_PREFIX}output{name}" for name in ("Archive", "DebugInfo", "LoweredVars", "ScheduleView")
-) + tuple(f"{_PREFIX}stream{name}" for name in ("AtEachRun",))
+    f"{_PREFIX}{name}"
+    for name in ("outputArchive", "outputDebugInfo", "outputLoweredVars", "outputScheduleView",
+                 "streamAtEachRun")
+)  # fmt: skip
 _EXAMPLE = """POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'"""
 _DEFAULT_RUNS = 2
 
@@ -86,20 +88,17 @@ def _options(text: str) -> Mapping[str, object]:
 
 
 def _flag(options: Mapping[str, object], name: str, default: bool) -> bool:
-    value = options.get(name, default)
-    values = {"true": True, "false": False, "1": True, "0": False}
-    key = str(value).lower()
-    if key not in values:
-        raise _wrong(name, value, "'true' or 'false'")
-    return values[key]
+    value = str(options.get(name, default)).lower()
+    if value not in ("true", "1", "false", "0"):
+        raise _wrong(name, options[name], "'true' or 'false'")
+    return value in ("true", "1")
 
 
 def _count(options: Mapping[str, object]) -> int:
     value = options.get(_RUNS, _DEFAULT_RUNS)
-    text = str(value).strip()
-    if isinstance(value, bool) or not text.isdecimal():
+    if isinstance(value, bool) or not str(value).strip().isdecimal():
         raise _wrong(_RUNS, value, "a number of runs, such as '2'")
-    return int(text)
+    return int(str(value))
 
 
 def _wrong(name: str, value: object, expected: str) -> OptionError:
@@ -110,19 +109,12 @@ def _wrong(name: str, value: object, expected: str) -> OptionError:
 
 
 def current_report() -> AutoReport | None:
-    """Returns the reports that the environment asks for now, else a configuration, else None.
+    """Returns the reports that the environment asks for now; None for none.
 
     Raises:
         OptionError: as `auto_report`.
     """
-    text = os.environ.get(VARIABLE, "")
-    found = auto_report(text)
-    return found if text.strip() else _configured[-1]
-
-
-def use_report(report: AutoReport | None) -> None:
-    """Sets the reports where the environment asks for none: of a configuration."""
-    _configured[:] = [report]
+    return auto_report(os.environ.get(VARIABLE, ""))
 
 
 class _Listener(ProgramListener):
@@ -131,5 +123,4 @@ class _Listener(ProgramListener):
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
-_configured: list[AutoReport | None] = [None]
 register_listener(_Listener())

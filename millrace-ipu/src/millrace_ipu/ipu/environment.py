@@ -40,7 +40,6 @@ logger = logging.getLogger("millrace")
 VARIABLE = "TF_POPLAR_FLAGS"
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
 _VARIABLES = (VARIABLE, LOG_VARIABLE, "XLA_FLAGS")
-_OF_PROFILES = ("PVTI_OPTIONS",)
 CACHE = "executable_cache_path"
 POPLAR_PHRASES = Phrases(
     compiling="Starting phase: graphConstruction",
@@ -59,14 +58,11 @@ def read_variables() -> None:
         OptionError: for an unknown flag or level.
     """
     flags, level, _ = now = tuple(os.environ.get(name, "") for name in _VARIABLES)
-    for name in _OF_PROFILES:
-        if os.environ.get(name):
-            warn_no_effect(name, _PROFILE)
+    if os.environ.get("PVTI_OPTIONS"):
+        warn_no_effect("PVTI_OPTIONS", _PROFILE)
     read_engine_options()
-    if now == _environment.values:
-        return
-    with _environment.lock:
-        before = _environment.values
+    with _lock:
+        before = _in_force[0]
         if now == before:
             return
         if level != before[1]:
@@ -80,7 +76,7 @@ def read_variables() -> None:
                 "Set it above everything that builds a model or an array.",
                 now[2],
             )
-        _environment.values = now
+        _in_force[0] = now
 
 
 def cache_directory() -> str | None:
@@ -156,21 +152,12 @@ FLAGS = {
 }
 
 
-class _Environment:
-    """The values in force."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.values: tuple[str, ...] = ("", "", os.environ.get("XLA_FLAGS", ""))
-
-
-_environment = _Environment()
-
-
 class _Listener(ProgramListener):
     def before_lookup(self) -> None:
         read_variables()
 
 
+_lock = threading.RLock()
+_in_force: list[tuple[str, ...]] = [("", "", os.environ.get("XLA_FLAGS", ""))]
 use_phrases(POPLAR_PHRASES)
 register_listener(_Listener())

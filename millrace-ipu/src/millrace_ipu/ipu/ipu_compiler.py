@@ -3,8 +3,7 @@
 compile(computation, inputs) -> millrace.compile(computation)(*inputs), as a list of its results
 """
 
-import threading
-from collections import OrderedDict
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -65,12 +64,9 @@ def compile(
 
     def run(*args: object) -> Results:
         devices = find_devices()
-        with (
-            jax.default_device(devices[0]),
-            launching(devices),
-            functions_compiled_only(),
-        ):
-            return _listed(_function_of(computation)(*args))
+        place = jax.default_device(devices[0])
+        with place, launching(devices), functions_compiled_only():
+            return _listed(_compiled(_Computation(computation))(*args))
 
     length = None
     if in_graph_mode():
@@ -84,18 +80,21 @@ def _listed(result: object) -> Results:
     return results or Operation()
 
 
-_lock = threading.Lock()
-_functions: OrderedDict[object, tuple[CompiledFunction, object]] = OrderedDict()
+class _Computation:
+    """A function, equal to those with the same code and objects."""
+
+    def __init__(self, function: Callable[..., object]):
+        self.function = function
+        # The key has addresses of objects: as long as these live, no other has the same one.
+        self.key, self.alive = identity(function)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Computation) and other.key == self.key
 
 
-def _function_of(computation: Callable[..., object]) -> CompiledFunction:
-    """Returns the compiled form of a function, or of one with the same code and objects."""
-    key, alive = identity(computation)
-    with _lock:
-        if key not in _functions:
-            # The key has addresses of objects: as long as these live, no other has the same one.
-            _functions[key] = CompiledFunction(with_losses(computation)), alive
-            if len(_functions) > KEPT:
-                _functions.popitem(last=False)
-        _functions.move_to_end(key)
-        return _functions[key][0]
+@functools.lru_cache(maxsize=KEPT)
+def _compiled(computation: _Computation) -> CompiledFunction:
+    return CompiledFunction(with_losses(computation.function))

@@ -41,8 +41,7 @@ class IPUInfeedQueue(InfeedQueue):
         feed_name: str | None = None,
         replication_factor: int | None = None,
     ):
-        checked_ordinal(device_ordinal)
-        warn_of_early_arguments(feed_name=feed_name, replication_factor=replication_factor)
+        check_arguments(device_ordinal, feed_name=feed_name, replication_factor=replication_factor)
         super().__init__(dataset, DEPTH if prefetch_depth is None else prefetch_depth)
         self._is_initialized = False
 
@@ -66,10 +65,7 @@ class IPUInfeedQueue(InfeedQueue):
         """Ends the queue's thread; in graph mode, returns an operation that does so."""
         return call_or_defer(self.close)
 
-    @property
-    def dequeued(self) -> bool:
-        """Whether a program that takes elements has been traced."""
-        return self.is_read
+    dequeued = InfeedQueue.is_read  # whether a program that takes elements has been traced
 
     @property
     def number_of_tuple_elements(self) -> int:
@@ -79,29 +75,21 @@ class IPUInfeedQueue(InfeedQueue):
         return len(element) if isinstance(element, tuple) else 1
 
     def get_next(self) -> NoReturn:
-        """Is obsolete: loops and pipelines pass elements to their functions.
-
-        Raises:
-            OptionError: always.
-        """
+        """Raises an error: loops and pipelines pass elements to their functions."""
         raise OptionError(
             "get_next() of an infeed queue is obsolete. Set infeed_queue=queue in loops.repeat() "
             "or in pipeline(), which give each element to the body."
         )
 
 
-def warn_of_early_arguments(**arguments: object) -> None:
-    """Warns of arguments that queues of early releases took, where they are set."""
-    for name, value in arguments.items():
-        if value is not None:
-            warn_no_effect(f"{name} of a queue", "Leave it out: queues are told apart as objects.")
-
-
-def checked_ordinal(ordinal: object) -> None:
-    """Checks a `device_ordinal`.
+def check_arguments(device_ordinal: object, **of_early_releases: object) -> None:
+    """Checks arguments of queues, and warns of those that only early releases took.
 
     Raises:
-        OptionError: unless it is None or a whole number from 0 on.
+        OptionError: unless `device_ordinal` is None or a whole number from 0 on.
     """
-    if ordinal is not None:
-        whole_number("device_ordinal", ordinal, 0)
+    if device_ordinal is not None:
+        whole_number("device_ordinal", device_ordinal, 0)
+    for name, value in of_early_releases.items():
+        if value is not None:
+            warn_no_effect(f"{name} of a queue", "Leave it out: queues are told apart as objects.")

@@ -17,7 +17,7 @@ from millrace import OutfeedQueue
 from millrace.errors import OptionError, PlanError, QueueError, TapError
 from millrace.extend import ordered, plain, whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
-from millrace_ipu.ipu.ipu_infeed_queue import checked_ordinal, warn_of_early_arguments
+from millrace_ipu.ipu.ipu_infeed_queue import check_arguments
 from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.graph_mode import Deferred, in_graph_mode
 from millrace_ipu.tensorflow.values import host_array
@@ -50,14 +50,13 @@ class IPUOutfeedQueue(OutfeedQueue):
         feed_name: str | None = None,
         replication_factor: int | None = None,
     ):
-        warn_of_early_arguments(feed_name=feed_name, replication_factor=replication_factor)
+        check_arguments(device_ordinal, feed_name=feed_name, replication_factor=replication_factor)
         mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
         if not isinstance(mode, IPUOutfeedMode):
             raise OptionError(
                 "outfeed_mode is IPUOutfeedMode.ALL or IPUOutfeedMode.LAST. Received: "
                 f"{outfeed_mode!r}."
             )
-        checked_ordinal(device_ordinal)
         whole_number("buffer_depth", buffer_depth, 1)
         super().__init__(mode.name.lower(), max_bytes=sys.maxsize)
 

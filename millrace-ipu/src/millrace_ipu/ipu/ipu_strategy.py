@@ -19,10 +19,9 @@ from millrace import Strategy
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.extend import Controller, added_up, check_movable, controller_of, launching, move
 from millrace_ipu._compat.keras_optimizers import let_gradients_change
-from millrace_ipu.ipu import engine_options, environment, program_reports
+from millrace_ipu.ipu import environment, program_reports
 from millrace_ipu.ipu.config import System, current_system
-from millrace_ipu.ipu.config.devices import checks, followers
-from millrace_ipu.ipu.config.processes import processes_of
+from millrace_ipu.ipu.config.devices import checks, followers, processes_of
 from millrace_ipu.ipu.keras.extensions.building import is_extended
 from millrace_ipu.ipu.keras.extensions.extend import extend
 from millrace_ipu.ipu.keras.extensions.native import put
@@ -106,13 +105,11 @@ class IPUStrategy(Strategy):
             return
         if devices != self.devices:
             self._use(devices)
+            numbers = [device.id for device in devices]
             for controller in controllers:
                 move(controller, devices)
-                logger.info(
-                    "model %r has the devices of the new system: %s.",
-                    controller.model.name,
-                    [device.id for device in devices],
-                )
+                name = controller.model.name
+                logger.info("model %r has the devices of the new system: %s.", name, numbers)
         for controller in controllers:
             if is_extended(controller.model):
                 put(controller, settings_of(controller))  # which depend on allow_recompute
@@ -159,11 +156,7 @@ class IPUStrategy(Strategy):
             return super().run(fn, args, kwargs)
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:
-        """Is the old name of `run`.
-
-        Raises:
-            PlanError: always.
-        """
+        """Raises an error: this is the old name of `run`."""
         raise PlanError("experimental_run_v2() was renamed. Call strategy.run() instead.")
 
 
@@ -179,7 +172,6 @@ def _check_movable(system: System) -> None:
 
 def _follow(system: System | None) -> None:
     if system is None:
-        engine_options.use_report(None)
         _newest.clear()  # it keeps its devices, and is no longer the one of the system
         return
     for strategy in list(_strategies):

@@ -1,18 +1,9 @@
 """Warnings about options of IPU programs without effect: one for each name."""
 
-import logging
-
-from millrace.extend import Notes
-
-notes = Notes()  # the names that this process has warned about
+from millrace_ipu.tensorflow.no_operation import notes as notes
+from millrace_ipu.tensorflow.no_operation import say_once
 
 
 def warn_no_effect(name: str, advice: str) -> None:
-    """Warns, once in a process, that an option has no effect.
-
-    Args:
-        name: of the option.
-        advice: what to use instead, a sentence.
-    """
-    if notes.is_new(name):
-        logging.getLogger("millrace").warning("%s has no effect. %s", name, advice)
+    """Warns, once in a process, that an option has no effect: `advice` says what to use instead."""
+    say_once(f"{name} has no effect. {advice}")

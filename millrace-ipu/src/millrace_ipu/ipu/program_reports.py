@@ -49,6 +49,7 @@ from millrace_ipu.ipu.engine_options import VARIABLE, AutoReport, current_report
 logger = logging.getLogger("millrace")
 
 FRAMEWORK = "framework.json"
+_OF_EXECUTABLES = ("program", "batch", "key", "cause", "seconds", "peak_bytes")
 _GRAPH = (ProgramMemory, ProgramOperations, MemoryReport)
 _SCHEDULE, _STEPS = "pipeline_schedule", "gradient_accumulation_steps_per_replica"
 Owner = tuple[str, str]  # model and mode; no model, and the name, of a function
@@ -89,6 +90,8 @@ class ProgramReports:
         self._pid = os.getpid()
         atexit.register(self._process_ends)
 
+    path = None  # each program has a directory of its own
+
     @property
     def process(self) -> int:
         """The number of this process in its run."""
@@ -110,10 +113,6 @@ class ProgramReports:
                 _write_framework(own, self._loop_of(owner), record)
             except (OSError, OptionError) as error:
                 self._fail(report, error)
-
-    @property
-    def path(self) -> None:
-        """None: each program has a directory of its own."""
 
     def add(self, record: object) -> None:
         """Takes a record of one of `KINDS`; those of compilations come by `compiled`."""
@@ -146,20 +145,17 @@ class ProgramReports:
             if own is not None:
                 own.loops.add(record.number)
             return [each for each in self._reports.values() if record.number in each.loops]
-        owner: Owner | None = None
         loop = self._loops.get(getattr(record, "loop", -1))
-        model = getattr(record, "model", "")
         if isinstance(record, ProgramMemory | ProgramOperations):
-            owner = _owner(model, record.program)
+            owner = _owner(record.model, record.program)
         elif isinstance(record, ExecutionTrace):
             owner = record.model, record.mode
-        elif isinstance(record, ExecutionSample | FeedSample) and loop is not None:
-            mode = _owner_of_loop(loop)[1] if loop.mode == "function" else record.mode
-            owner = _owner_of_loop(loop)[0], mode
-        elif loop is not None:
-            owner = _owner_of_loop(loop)
+        elif loop is None:
+            owner = getattr(record, "model", ""), "train"
         else:
-            owner = model, "train"
+            owner = _owner_of_loop(loop)
+            if isinstance(record, ExecutionSample | FeedSample) and loop.mode != "function":
+                owner = owner[0], record.mode
         return [self._reports[owner]] if owner in self._reports else []
 
     def _new(self, options: AutoReport, owner: Owner) -> ProgramReport:
@@ -199,19 +195,15 @@ class ProgramReports:
                     report.run.page.process_ends()
 
 
-class _Watched:
-    """The strategies of this process, and what takes their records."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.sinks: weakref.WeakSet[RecordSinks] = weakref.WeakSet()
-        self.reports: ProgramReports | None = None
+_lock = threading.Lock()
+_sinks: weakref.WeakSet[RecordSinks] = weakref.WeakSet()  # of the strategies of this process
+_taker: list[ProgramReports] = []  # what takes their records: one, once reports are asked for
 
 
 def watch(sinks: RecordSinks) -> None:
     """Takes the records of a strategy from now on, if its programs are to leave reports."""
-    with _watched.lock:
-        _watched.sinks.add(sinks)
+    with _lock:
+        _sinks.add(sinks)
     read_engine_options()
 
 
@@ -223,19 +215,19 @@ def read_engine_options() -> None:
     """
     if current_report() is None:
         return
-    with _watched.lock:
-        if _watched.reports is None:
-            _watched.reports = ProgramReports()
-        for sinks in list(_watched.sinks):
-            if not sinks.has(_watched.reports):
-                sinks.put_in(_watched.reports)
+    with _lock:
+        if not _taker:
+            _taker.append(ProgramReports())
+        for sinks in list(_sinks):
+            if not sinks.has(_taker[0]):
+                sinks.put_in(_taker[0])
 
 
 class _Listener(ProgramListener):
     def compiled(self, record: CompileRecord) -> None:
         """Takes every record of an executable, also of functions outside of strategies."""
-        if _watched.reports is not None:
-            _watched.reports.compiled(record)
+        for taker in _taker:
+            taker.compiled(record)
 
 
 def _owner(model: str, program: str) -> Owner:
@@ -283,7 +275,10 @@ def _write_framework(report: ProgramReport, loop: LoopRecord | None, record: Com
         "versions": {each.__name__: each.__version__ for each in (jax, keras, millrace)},
         "model": model,
         "program": name,
-        "executables": [*before.get("executables", []), _executable(record)],
+        "executables": [
+            *before.get("executables", []),
+            {name: getattr(record, name) for name in _OF_EXECUTABLES},
+        ],
         "stages": stages,
         "schedule": options.get(_SCHEDULE) if stages > 1 else None,
         "gradient_accumulation": int(accumulation) if accumulation.isdecimal() else 1,
@@ -299,16 +294,4 @@ def _write_framework(report: ProgramReport, loop: LoopRecord | None, record: Com
     part.replace(path)
 
 
-def _executable(record: CompileRecord) -> dict[str, object]:
-    return {
-        "program": record.program,
-        "batch": record.batch,
-        "key": record.key,
-        "cause": record.cause,
-        "seconds": record.seconds,
-        "peak_bytes": record.peak_bytes,
-    }
-
-
-_watched = _Watched()
 register_listener(_Listener())

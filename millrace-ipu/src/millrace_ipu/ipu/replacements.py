@@ -7,6 +7,8 @@ error of the name says them.
     import tensorflow.python.ipu.custom_ops      works
 """
 
+import importlib
+from collections.abc import Collection
 from typing import Any
 
 from millrace_ipu.ipu.advice import ADVICE
@@ -101,6 +103,22 @@ def other_name(module: str, name: str) -> Any:
     if name.startswith("__") or replacement(path) is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     return Unsupported(f"ipu.{path}", _instead)
+
+
+def submodule(package: str, name: str, modules: Collection[str]) -> Any:
+    """Imports a module of a package; returns a name that raises for one that is not here.
+
+    Args:
+        package: its full name.
+        name: the attribute that a program reads.
+        modules: the names of the package's modules.
+
+    Raises:
+        AttributeError: for a name that is not among them, and that nothing replaces.
+    """
+    if name not in modules:
+        return other_name(package, name)
+    return importlib.import_module(f"{package}.{name}")
 
 
 def _instead(shown: str) -> str:

@@ -9,7 +9,7 @@ frontend_attribute              without effect
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import jax
 from keras.backend import standardize_dtype
@@ -74,13 +74,6 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
 
 
 @contextmanager
-def stochastic_rounding(override: object = True) -> Iterator[None]:
-    """Has no effect: devices round to nearest."""
-    warn_no_effect("stochastic_rounding", "Devices round to nearest: keep weights in float32.")
-    yield
-
-
-@contextmanager
 def partials_type(override: jax.typing.DTypeLike | None) -> Iterator[None]:
     """Has no effect, apart from a check that the type is float16 or float32."""
     if override is None or standardize_dtype(override) not in ("float16", "float32"):
@@ -94,13 +87,21 @@ def partials_type(override: jax.typing.DTypeLike | None) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def frontend_attribute(
-    attribute_name: str, attribute_value: str, restore_to: object = None
-) -> Iterator[None]:
-    """Has no effect: no compiler here reads such attributes."""
-    warn_no_effect("frontend_attribute", f"Nothing reads {attribute_name!r}: leave it out.")
-    yield
+def without_effect(name: str, advice: str) -> Callable[..., AbstractContextManager[None]]:
+    """Returns a scope that warns, and takes any arguments."""
+
+    @contextmanager
+    def scope(*_: object, **__: object) -> Iterator[None]:
+        warn_no_effect(name, advice)
+        yield
+
+    return scope
+
+
+frontend_attribute = without_effect("frontend_attribute", "Nothing reads it: leave it out.")
+stochastic_rounding = without_effect(
+    "stochastic_rounding", "Devices round to nearest: keep weights in float32."
+)
 
 
 def devices_in_scope() -> Callable[[], tuple[jax.Device, ...]] | None:

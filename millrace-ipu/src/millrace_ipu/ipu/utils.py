@@ -23,29 +23,19 @@ from millrace_ipu.ipu.config import StochasticRoundingBehaviour as StochasticRou
 from millrace_ipu.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.config import reset_ipu_configuration as reset_ipu_configuration
-from millrace_ipu.ipu.no_effect import warn_no_effect
+from millrace_ipu.ipu.old_configuration import SETTERS as _SETTERS
 from millrace_ipu.ipu.old_configuration import (  # noqa: F401 - names of this module
     ExecutionProfileType,
     auto_select_ipus,
     create_ipu_config,
     select_ipus,
-    set_compilation_options,
-    set_convolution_options,
     set_experimental_multi_replica_distribution_options,
-    set_floating_point_behaviour_options,
-    set_gcl_options,
-    set_io_tile_options,
     set_ipu_connection_type,
-    set_ipu_model_options,
-    set_matmul_options,
-    set_norm_options,
-    set_optimization_options,
-    set_pooling_options,
     set_recomputation_options,
-    set_report_options,
-    set_serialization_options,
 )
 from millrace_ipu.ipu.replacements import other_name as _other_name
+
+globals().update(_SETTERS)
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
@@ -60,17 +50,11 @@ def reset_ipu_seed(
     experimental_identical_replicas: bool = False,
 ) -> None:
     """Sets the random seeds of Keras, NumPy and Python."""
-    del device, cpu_device, experimental, experimental_identical_replicas
     keras.utils.set_random_seed(seed)
 
 
 def move_variable_initialization_to_cpu(graph: object = None) -> None:
     """Has no effect: variables are initialized outside of compiled programs anyway."""
-    del graph
-    warn_no_effect(
-        "move_variable_initialization_to_cpu",
-        "Variables are initialized outside of compiled programs anyway: leave the call out.",
-    )
 
 
 def running_on_ipu_model() -> bool:
@@ -80,5 +64,4 @@ def running_on_ipu_model() -> bool:
 
 def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
     """Returns the number of devices in a logical device of the configured system."""
-    del device
     return len(current_system().devices_of(ipu_device))

@@ -23,14 +23,11 @@ from millrace_ipu.tensorflow import compat as compat
 from millrace_ipu.tensorflow import data as data
 from millrace_ipu.tensorflow import distribute as distribute
 from millrace_ipu.tensorflow import dtypes
-from millrace_ipu.tensorflow import estimator as estimator
 from millrace_ipu.tensorflow import extras as _extras
 from millrace_ipu.tensorflow import image as image
-from millrace_ipu.tensorflow import indexing as _indexing
 from millrace_ipu.tensorflow import linalg as linalg
 from millrace_ipu.tensorflow import math as math
 from millrace_ipu.tensorflow import nn as nn
-from millrace_ipu.tensorflow import norms as _norms
 from millrace_ipu.tensorflow import ops as _ops
 from millrace_ipu.tensorflow import random as random
 from millrace_ipu.tensorflow import summary as summary
@@ -39,8 +36,7 @@ from millrace_ipu.tensorflow.compat.v1 import Session as Session
 from millrace_ipu.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
 from millrace_ipu.tensorflow.compat.v1 import placeholder as placeholder
 from millrace_ipu.tensorflow.conversion.convert import recognize
-from millrace_ipu.tensorflow.data.elements import TensorShape as TensorShape
-from millrace_ipu.tensorflow.data.elements import TensorSpec as TensorSpec
+from millrace_ipu.tensorflow.data.elements import TensorShape, TensorSpec  # noqa: F401
 from millrace_ipu.tensorflow.dispatch import real_name
 from millrace_ipu.tensorflow.framework import control_dependencies as control_dependencies
 from millrace_ipu.tensorflow.framework import device as device
@@ -50,13 +46,12 @@ from millrace_ipu.tensorflow.framework import group as group
 from millrace_ipu.tensorflow.framework import name_scope as name_scope
 from millrace_ipu.tensorflow.framework import nest as nest
 from millrace_ipu.tensorflow.framework import no_op as no_op
+from millrace_ipu.tensorflow.function import custom_gradient as custom_gradient
 from millrace_ipu.tensorflow.function import function as function
-from millrace_ipu.tensorflow.gradients import custom_gradient as custom_gradient
 from millrace_ipu.tensorflow.iterators import device_iterators as device_iterators
 from millrace_ipu.tensorflow.tape import GradientTape as GradientTape
 from millrace_ipu.tensorflow.tensor_board import let_tensor_board_be_written
-from millrace_ipu.tensorflow.values import Tensor as Tensor
-from millrace_ipu.tensorflow.values import Variable as Variable
+from millrace_ipu.tensorflow.values import Tensor, Variable  # noqa: F401
 
 __version__ = "2.6.0"  # the TensorFlow release that has these names
 newaxis = None
@@ -67,38 +62,13 @@ _NAMES: dict[str, Any] = {
     **nn.OPS,
     **math.OPS,
     **_ops.OPS,
-    **_indexing.OPS,
-    **_norms.OPS,
     **_arrays.OPS,
 }
 for _name in (
-    "avg_pool",
-    "avg_pool2d",
-    "count_nonzero",
-    "depthwise_conv2d",
-    "divide_no_nan",
-    "floormod",
-    "in_top_k",
-    "lgamma",
-    "log_sigmoid",
-    "max_pool",
-    "multiply_no_nan",
-    "real",
-    "segment_sum",
-    "softsign",
-    "xlogy",
-    "unsorted_segment_sum",
-    "bias_add",
-    "dropout",
-    "moments",
-    "top_k",
-    "conv2d",
-    "max_pool2d",
-    "embedding_lookup",
-    "l2_normalize",
-    "reduce_euclidean_norm",
-    *_indexing.MATH,
-):
+    "avg_pool", "avg_pool2d", "bias_add", "conv2d", "divide_no_nan", "dropout",
+    "embedding_lookup", "in_top_k", "log_sigmoid", "max_pool", "max_pool2d", "moments", "real",
+    "softsign", "top_k", *_arrays.MATH,
+):  # fmt: skip
     _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
 

@@ -13,8 +13,9 @@ and put back afterwards.
 import functools
 import importlib
 import importlib.machinery
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -27,14 +28,12 @@ _FIRST = ("input_tensor", "input", "tensor", "value", "values", "x", "features",
 _SHARED = ("tensorflow", "tensorflow.python")
 
 
-def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Callable[..., Any]:
-    """Returns an operation of `tf`.
+def op(path: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an operation of `tf`, which takes its first argument under any name of `tf`.
 
     Args:
         path: its name under `tf`.
         function: computes it on arrays, symbolic tensors of Keras and numbers.
-        keeps_names: whether its parameters have the names that `tf` gives them. If not, the first
-            argument may be passed under any of the names that `tf` uses for it.
     """
 
     @functools.wraps(function)
@@ -42,7 +41,7 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
         if is_in_real_graph() or any(map(is_real_tensor, jax.tree.leaves((args, kwargs)))):
             return real_name(path)(*args, **kwargs)
         kwargs.pop("name", None)
-        if not args and not keeps_names:
+        if not args and next(iter(inspect.signature(function).parameters)) not in kwargs:
             first = next((k for k in _FIRST if k in kwargs), None)
             args = () if first is None else (kwargs.pop(first),)
         if is_deferred((args, kwargs)):
@@ -51,6 +50,14 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
 
     call.__name__ = call.__qualname__ = path.rpartition(".")[2]
     return call
+
+
+def operations(
+    package: str, functions: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """Returns operations by their names under `tf.package`; an empty one is `tf` itself."""
+    start = f"{package}." if package else ""
+    return {name: op(f"{start}{name}", function) for name, function in functions.items()}
 
 
 def real_name(path: str, advice: str = "") -> Any:

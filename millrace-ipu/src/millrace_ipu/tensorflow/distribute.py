@@ -24,7 +24,7 @@ class OneDeviceStrategy:
     num_replicas_in_sync = 1
 
     def __init__(self, device: object = None):
-        del device
+        """Takes the device."""
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["OneDeviceStrategy"]:
@@ -40,7 +40,6 @@ class OneDeviceStrategy:
         options: object = None,
     ) -> Any:
         """Returns the result of the function."""
-        del options
         return fn(*args, **(kwargs or {}))
 
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import keras
 
 from millrace_ipu.tensorflow import optimizers_v1
+from millrace_ipu.tensorflow.arrays import split_by
 from millrace_ipu.tensorflow.dispatch import real_name
 from millrace_ipu.tensorflow.dtypes import DType, as_dtype
-from millrace_ipu.tensorflow.indexing import split_by
 
 _WEIGHTS = (".weights.h5", ".keras", ".h5")
 
@@ -29,38 +29,6 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Returns the newest file of weights, or of a model, in a directory; None without one."""
     files = [path for end in _WEIGHTS for path in pathlib.Path(checkpoint_dir).glob(f"*{end}")]
     return str(max(files, key=lambda path: path.stat().st_mtime_ns)) if files else None
-
-
-def _file(name: str | os.PathLike[str], mode: str = "r") -> Any:
-    return open(name, mode)  # the program closes it, as tf.io.gfile.GFile
-
-
-def _remove(path: str | os.PathLike[str]) -> None:
-    os.remove(path)
-
-
-def _copy(src: str, dst: str, overwrite: bool = False) -> None:
-    if os.path.exists(dst) and not overwrite:
-        raise FileExistsError(dst)
-    shutil.copy(src, dst)
-
-
-gfile = SimpleNamespace(
-    GFile=_file,
-    Open=_file,
-    copy=_copy,
-    exists=os.path.exists,
-    glob=lambda pattern: sorted(_glob.glob(os.fspath(pattern))),
-    isdir=os.path.isdir,
-    join=os.path.join,
-    listdir=os.listdir,
-    makedirs=lambda path: os.makedirs(path, exist_ok=True),
-    mkdir=os.mkdir,
-    remove=_remove,
-    rename=lambda src, dst, overwrite=False: os.replace(src, dst),
-    rmtree=shutil.rmtree,
-    walk=os.walk,
-)
 
 
 class _Package:
@@ -74,6 +42,18 @@ class _Package:
         return real_name(f"{self._path}.{name}")
 
 
+gfile = _Package(
+    "io.gfile",
+    GFile=open,
+    exists=os.path.exists,
+    glob=lambda pattern: sorted(_glob.glob(os.fspath(pattern))),
+    isdir=os.path.isdir,
+    join=os.path.join,
+    listdir=os.listdir,
+    makedirs=lambda path: os.makedirs(path, exist_ok=True),
+    remove=os.remove,
+    rmtree=shutil.rmtree,
+)
 io = _Package("io", gfile=gfile)
 train = _Package("train", latest_checkpoint=latest_checkpoint)
 v1_train = _Package(
@@ -85,7 +65,6 @@ def without_dtype(kind: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an initializer of TensorFlow 1, which also takes the dtype of its variables."""
 
     def make(*args: object, dtype: object = None, **kwargs: object) -> Any:
-        del dtype  # the variable has one of its own
         return kind(*args, **kwargs)
 
     make.__name__ = make.__qualname__ = kind.__name__

@@ -64,12 +64,10 @@ def control_dependencies(control_inputs: Iterable[object]) -> Iterator[None]:
 
 def no_op(name: str | None = None) -> None:
     """Does nothing."""
-    del name
 
 
 def group(*inputs: object, name: str | None = None) -> list[object] | None:
     """Returns the operations of a session that it is given, which runs them all; None of others."""
-    del name
     return list(inputs) if is_deferred(list(inputs)) else None
 
 

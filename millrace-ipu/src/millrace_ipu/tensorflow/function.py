@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import keras
 import numpy as np
 
 from millrace.errors import LoopError, OptionError
@@ -34,8 +35,6 @@ def function(
     input_signature: object = None,
     autograph: bool = True,
     jit_compile: bool | None = None,
-    reduce_retracing: bool = False,
-    experimental_compile: bool | None = None,
     **others: object,
 ) -> Any:
     """Compiles a whole function on its first call.
@@ -45,14 +44,11 @@ def function(
         input_signature: has no effect: shapes come with the arguments.
         autograph: whether loops over tf.range and gradient tapes in it are converted.
         jit_compile: has no effect: everything is compiled.
-        reduce_retracing: has no effect.
-        experimental_compile: an older name of `jit_compile`.
-        **others: older names of the arguments above.
+        **others: further arguments of releases of tf.function, without effect.
 
     Raises:
         OptionError: for an argument that tf.function never had, or if `func` is no function.
     """
-    del input_signature, jit_compile, reduce_retracing, experimental_compile
     unknown = set(others) - _OLDER
     if unknown:
         raise OptionError(
@@ -70,13 +66,10 @@ def function(
 
 
 _OLDER = {
-    "experimental_implements",
-    "experimental_autograph_options",
-    "experimental_attributes",
-    "experimental_relax_shapes",
-    "experimental_follow_type_hints",
-    "name",
-}
+    "experimental_attributes", "experimental_autograph_options", "experimental_compile",
+    "experimental_follow_type_hints", "experimental_implements", "experimental_relax_shapes",
+    "name", "reduce_retracing",
+}  # fmt: skip
 
 
 class Function:
@@ -111,10 +104,7 @@ class Function:
         """Returns the number of programs compiled so far."""
         return 0 if self._compiled is None else self._compiled.compilations
 
-    @property
-    def compilations(self) -> int:
-        """Number of programs compiled so far."""
-        return self.experimental_get_tracing_count()
+    compilations = property(experimental_get_tracing_count)
 
     def __get__(self, instance: object, owner: type | None = None) -> "Function":
         """Returns the function bound to an object: one for each object, since it is compiled."""
@@ -201,3 +191,23 @@ def _not_converted(name: str) -> LoopError:
         "tf.range() are converted, but these are not: use tf.where(), tf.cond() or "
         "tf.while_loop() instead."
     )
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a function a gradient of its own.
+
+    Args:
+        f: returns its result, and a function of the gradient of that result; this returns the
+            gradients of the arguments, one or a tuple of several. Keyword arguments have none.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = jax.tree.map(_value, args)
+        return jax.custom_gradient(functools.partial(f, **kwargs))(*values)
+
+    return call
+
+
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, keras.Variable) else argument

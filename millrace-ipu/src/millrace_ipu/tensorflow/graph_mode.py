@@ -10,10 +10,10 @@ on the device    one compiled program, of the values that were fed    -> arrays
 on the host      then functions that read queues, in order
 """
 
+import functools
 import operator
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,14 +29,17 @@ from millrace_ipu.tensorflow.dtypes import as_dtype
 KEPT = 64  # compiled programs that sessions remember
 
 
+_is_graph = [False]
+
+
 def in_graph_mode() -> bool:
     """Whether the program has switched eager execution off."""
-    return _Mode.is_graph
+    return _is_graph[0]
 
 
 def set_graph_mode(value: bool) -> None:
     """Switches between eager execution and deferred values."""
-    _Mode.is_graph = value
+    _is_graph[0] = value
 
 
 class Deferred:
@@ -134,7 +137,7 @@ class Session:
     """Computes deferred values. Sessions share their programs, so each is compiled only once."""
 
     def __init__(self, target: str = "", graph: object = None, config: object = None):
-        del target, graph, config  # of TensorFlow's servers
+        """Takes what is about TensorFlow's servers, without effect."""
 
     def run(self, fetches: object, feed_dict: Mapping[Any, ArrayLike] | None = None) -> Any:
         """Computes deferred values, and returns them as NumPy arrays.
@@ -198,26 +201,32 @@ def _needs_host(node: Deferred) -> bool:
 
 
 _lock = threading.Lock()
-_programs: OrderedDict[Hashable, tuple[CompiledFunction, object]] = OrderedDict()
 
 
 def _program(targets: list[Deferred], placeholders: list[Placeholder]) -> CompiledFunction:
     """Returns the program that computes the targets of fed values; it is compiled once."""
-    key = tuple(map(id, targets)), tuple(map(id, placeholders))
     with _lock:
-        if key not in _programs:
+        return _compiled(_Identical(targets), _Identical(placeholders))
 
-            def compute(arrays: list[Array]) -> list[Any]:
-                computed = dict(zip(map(id, placeholders), arrays, strict=True))
-                return [evaluate(node, computed) for node in targets]
 
-            compute.__name__ = getattr(targets[0].function, "__name__", "session")
-            # Keeps the objects alive whose addresses are in the key: others could get these.
-            _programs[key] = CompiledFunction(compute), (targets, placeholders)
-            if len(_programs) > KEPT:
-                _programs.popitem(last=False)
-        _programs.move_to_end(key)
-        return _programs[key][0]
+class _Identical(tuple[Deferred, ...]):
+    """Deferred values, equal to the very same ones."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and [*map(id, self)] == [*map(id, other)]
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _compiled(targets: _Identical, placeholders: _Identical) -> CompiledFunction:
+    def compute(arrays: list[Array]) -> list[Any]:
+        computed = dict(zip(map(id, placeholders), arrays, strict=True))
+        return [evaluate(node, computed) for node in targets]
+
+    compute.__name__ = getattr(targets[0].function, "__name__", "session")
+    return CompiledFunction(compute)
 
 
 def _fetched(leaf: object) -> Any:
@@ -245,25 +254,14 @@ def evaluate(value: object, computed: dict[int, Any]) -> Any:
     return jax.tree.map(compute, value)
 
 
-class _Mode:
-    is_graph = False
+def _operator(name: str, is_reflected: bool = False) -> Callable[..., Deferred]:
+    function = getattr(operator, name)
+    step = -1 if is_reflected else 1
+    return lambda *operands: Deferred(function, operands[::step])
 
 
-def _add_operators() -> None:
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-        function = getattr(operator, name)
-        setattr(Deferred, f"__{name}__", _method(function))
-        setattr(Deferred, f"__r{name}__", _reflected(function))
-    for name in ("neg", "abs", "lt", "le", "gt", "ge"):
-        setattr(Deferred, f"__{name}__", _method(getattr(operator, name)))
-
-
-def _method(function: Callable[..., object]) -> Callable[..., Deferred]:
-    return lambda *operands: Deferred(function, operands)
-
-
-def _reflected(function: Callable[..., object]) -> Callable[..., Deferred]:
-    return lambda right, left: Deferred(function, (left, right))
-
-
-_add_operators()
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(Deferred, f"__{_name}__", _operator(_name))
+    setattr(Deferred, f"__r{_name}__", _operator(_name, is_reflected=True))
+for _name in ("neg", "abs", "lt", "le", "gt", "ge"):
+    setattr(Deferred, f"__{_name}__", _operator(_name))

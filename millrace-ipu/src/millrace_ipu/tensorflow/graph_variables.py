@@ -88,16 +88,14 @@ def variable_scope(
         initializer: of variables in the block without one of their own.
         dtype: likewise.
     """
-    del values
-    around = _scope.get()
-    if isinstance(name_or_scope, VariableScope):
-        name = name_or_scope.name
-        around = name_or_scope
-    else:
-        name = "/".join(filter(None, (around.name, name_or_scope or default_name)))
-    if initializer is None:
-        initializer = around.initializer
-    scope = VariableScope(name, initializer, around.dtype if dtype is None else dtype)
+    scope = name_or_scope
+    if not isinstance(scope, VariableScope):
+        around = _scope.get()
+        name = "/".join(filter(None, (around.name, scope or default_name)))
+        scope = dataclasses.replace(around, name=name)
+    given = {"initializer": initializer, "dtype": dtype}
+    given = {name: value for name, value in given.items() if value is not None}
+    scope = dataclasses.replace(scope, **given)
     with _scope.bound_to(scope):
         yield scope
 
@@ -134,46 +132,44 @@ def get_variable(
             f"regularizer of get_variable({full!r}) would add to no loss. Remove it, and add the "
             "term to the loss: loss + regularizer(variable)."
         )
-    variables = (_graph.get() or _default).variables
-    if initializer is None:
-        initializer = scope.initializer
-    sizes = (shape,) if isinstance(shape, int) else shape
+    initializer = scope.initializer if initializer is None else initializer
     constant = None
     if initializer is not None and not callable(initializer) and not isinstance(initializer, str):
         constant = np.asarray(initializer, None if dtype is None else as_dtype(dtype))
         if constant.dtype == np.float64:
             constant = constant.astype(np.float32)
-        sizes = constant.shape if sizes is None else sizes
-    if full in variables:
-        found = tuple(variables[full].shape)
-        if sizes is not None and tuple(sizes) != found:
+    sizes: Any = getattr(constant, "shape", None) if shape is None else shape
+    sizes = (sizes,) if isinstance(sizes, int) else sizes
+    found = (_graph.get() or _default).variables.get(full)
+    if found is not None:
+        if sizes is not None and tuple(sizes) != tuple(found.shape):
             raise OptionError(
                 f"get_variable({full!r}) asks for the shape {tuple(sizes)}, and the variable of "
-                f"this name has {found}. Set another name, or a tf.variable_scope() around it."
+                f"this name has {tuple(found.shape)}. Set another name, or a tf.variable_scope() "
+                "around it."
             )
-        return variables[full]
+        return found
     if sizes is None:
         raise OptionError(
             f"get_variable({full!r}) makes a new variable without a shape. Set shape=, or a "
             "constant as initializer=."
         )
     kind = dtype or scope.dtype or (np.float32 if constant is None else constant.dtype)
-    variables[full] = keras.Variable(
+    variable = keras.Variable(
         _initial(initializer, constant),
         shape=tuple(int(size) for size in sizes),
         dtype=as_dtype(kind).name,
         trainable=trainable is not False,
         name=full.replace("/", "_"),
     )
-    return variables[full]
+    (_graph.get() or _default).variables[full] = variable
+    return variable
 
 
 def _initial(initializer: Any, constant: np.ndarray | None) -> Callable[..., Any]:
     """Returns a function of shape and dtype: Keras calls it outside of the trace of a function."""
     if constant is not None:
         return lambda shape, dtype: np.broadcast_to(constant, shape).astype(dtype)
-    if isinstance(initializer, type):
-        initializer = initializer()
     if initializer is not None:
         return cast(Callable[..., Any], keras.initializers.get(initializer))
 

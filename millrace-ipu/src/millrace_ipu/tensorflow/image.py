@@ -2,7 +2,7 @@
 
 resize(images, (224, 224))            as TensorFlow 2: centres of pixels, float32 results
 random_flip_left_right(image)         one draw for each image
-crop_and_resize(image, boxes, ...)    boxes as shares of height and width
+central_crop(images, 0.5)             also of a symbolic tensor, in a U-net
 
 Images may be arrays, those of a data set that `map()` changes, or symbolic tensors of a Keras
 model. Names that are missing here raise an error that says what to write.
@@ -19,8 +19,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from millrace.errors import OptionError
-from millrace_ipu.tensorflow.color import COLORS
-from millrace_ipu.tensorflow.dispatch import op, real_name
+from millrace_ipu.tensorflow.dispatch import operations, real_name
 from millrace_ipu.tensorflow.dtypes import as_dtype
 from millrace_ipu.tensorflow.random import seed_or_generator
 from millrace_ipu.tensorflow.values import TensorLike
@@ -53,67 +52,31 @@ def _resize(
     images: TensorLike,
     size: Sequence[int],
     method: str = "bilinear",
-    preserve_aspect_ratio: bool = False,
     antialias: bool = False,
 ) -> Any:
-    array, (height, width) = _array(images), tuple(int(n) for n in size)
-    rows, columns = _sizes(array)
-    if preserve_aspect_ratio:
-        share = min(height / rows, width / columns)
-        height, width = round(rows * share), round(columns * share)
-    kind = array.dtype
+    array, sizes = _array(images), tuple(int(n) for n in size)
     floats = array if method == "nearest" else ops.cast(array, "float32")
     resized = ops.image.resize(
-        floats, (height, width), method, antialias=antialias, data_format="channels_last"
+        floats, sizes, method, antialias=antialias, data_format="channels_last"
     )
-    return ops.cast(resized, kind) if method == "nearest" else resized
-
-
-def _crop(
-    image: TensorLike,
-    offset_height: int,
-    offset_width: int,
-    target_height: int,
-    target_width: int,
-) -> Any:
-    array = _array(image)
-    rows, columns = _sizes(array)
-    bottom, right = offset_height + target_height, offset_width + target_width
-    if min(offset_height, offset_width) < 0 or bottom > rows or right > columns:
-        raise OptionError(
-            f"A box of {target_height} x {target_width} at ({offset_height}, {offset_width}) does "
-            f"not lie in an image of {rows} x {columns}. Choose a smaller box, or "
-            "tf.image.resize_with_crop_or_pad, which pads."
-        )
-    return array[..., offset_height:bottom, offset_width:right, :]
-
-
-def _pad(
-    image: TensorLike,
-    offset_height: int,
-    offset_width: int,
-    target_height: int,
-    target_width: int,
-) -> Any:
-    array = _array(image)
-    rows, columns = _sizes(array)
-    below, right = target_height - rows - offset_height, target_width - columns - offset_width
-    if min(offset_height, offset_width, below, right) < 0:
-        raise OptionError(
-            f"An image of {rows} x {columns} at ({offset_height}, {offset_width}) does not lie in "
-            f"a box of {target_height} x {target_width}. Choose a larger box."
-        )
-    before = [(0, 0)] * (len(array.shape) - 3)
-    return ops.pad(array, [*before, (offset_height, below), (offset_width, right), (0, 0)])
+    return ops.cast(resized, array.dtype) if method == "nearest" else resized
 
 
 def _crop_or_pad(image: TensorLike, target_height: int, target_width: int) -> Any:
     array = _array(image)
-    rows, columns = _sizes(array)
-    height, width = min(rows, target_height), min(columns, target_width)
-    array = _crop(array, (rows - height) // 2, (columns - width) // 2, height, width)
-    top, left = (target_height - height) // 2, (target_width - width) // 2
-    return _pad(array, top, left, target_height, target_width)
+    height, width = _sizes(array)
+    rows, columns = min(height, target_height), min(width, target_width)
+    array = _middle(array, rows, columns)
+    below, right = target_height - rows, target_width - columns
+    before = [(0, 0)] * (len(array.shape) - 3)
+    sides = [(below // 2, below - below // 2), (right // 2, right - right // 2)]
+    return ops.pad(array, [*before, *sides, (0, 0)])
+
+
+def _middle(array: Any, rows: int, columns: int) -> Any:
+    height, width = _sizes(array)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return array[..., top : top + rows, left : left + columns, :]
 
 
 def _central_crop(image: TensorLike, central_fraction: float) -> Any:
@@ -122,41 +85,8 @@ def _central_crop(image: TensorLike, central_fraction: float) -> Any:
             f"central_fraction={central_fraction} must be more than 0, and at most 1."
         )
     array = _array(image)
-    rows, columns = _sizes(array)
-    top, left = (int((n - n * central_fraction) / 2) for n in (rows, columns))
-    return _crop(array, top, left, rows - 2 * top, columns - 2 * left)
-
-
-def _crop_and_resize(
-    image: TensorLike,
-    boxes: Any,
-    box_indices: TensorLike,
-    crop_size: Sequence[int],
-    method: str = "bilinear",
-    extrapolation_value: float = 0.0,
-) -> Any:
-    if method not in ("bilinear", "nearest"):
-        raise OptionError(f"method={method!r} must be 'bilinear' or 'nearest'.")
-    images = jnp.asarray(image, "float32")
-    corners = jnp.stack([jnp.stack([jnp.asarray(n, "float32") for n in box]) for box in boxes])
-    height, width = (int(n) for n in crop_size)
-
-    def positions(first: Any, last: Any, size: int, length: int) -> Any:
-        share = jnp.linspace(0.0, 1.0, size) if size > 1 else jnp.full((1,), 0.5)
-        return (first + (last - first) * share) * (length - 1)
-
-    def crop(box: Any, index: Any) -> Any:
-        rows, columns = images.shape[1:3]
-        ys = positions(box[0], box[2], height, rows)
-        xs = positions(box[1], box[3], width, columns)
-        grid = jnp.meshgrid(ys, xs, indexing="ij")
-        order = 1 if method == "bilinear" else 0
-        one = jnp.moveaxis(images[index], -1, 0)
-        values = [jax.scipy.ndimage.map_coordinates(c, grid, order, "nearest") for c in one]
-        inside = (grid[0] >= 0) & (grid[0] <= rows - 1) & (grid[1] >= 0) & (grid[1] <= columns - 1)
-        return jnp.where(inside[..., None], jnp.stack(values, -1), extrapolation_value)
-
-    return jax.vmap(crop)(corners, jnp.asarray(box_indices, "int32"))
+    rows, columns = (n - 2 * int((n - n * central_fraction) / 2) for n in _sizes(array))
+    return _middle(array, rows, columns)
 
 
 def _flipped(axis: int) -> Callable[[TensorLike], Any]:
@@ -174,13 +104,6 @@ def _randomly_flipped(axis: int) -> Callable[..., Any]:
     return flip
 
 
-def _rotated(image: TensorLike, k: int = 1) -> Any:
-    array = _array(image)
-    for _ in range(k % 4):
-        array = ops.flip(ops.swapaxes(array, -3, -2), -3)
-    return array
-
-
 def _random_crop(value: TensorLike, size: Sequence[int], seed: int | None = None) -> Any:
     array, size = _array(value), tuple(int(n) for n in size)
     if len(size) != len(array.shape) or any(n > m for n, m in zip(size, array.shape, strict=True)):
@@ -194,43 +117,40 @@ def _random_crop(value: TensorLike, size: Sequence[int], seed: int | None = None
 def _converted(image: TensorLike, dtype: DTypeLike, saturate: bool = False) -> Any:
     array, target = _array(image), as_dtype(dtype)
     source = np.dtype(array.dtype)
-    is_scaled, to_integers = source.kind in "iu", target.kind in "iu"
-    if source == target or not (is_scaled or to_integers):
+    if source == target or (source.kind not in "iu" and target.kind not in "iu"):
         return ops.cast(array, target.name)
-    if is_scaled and not to_integers:
-        return ops.cast(array, target.name) / float(np.iinfo(source).max)
+    # Whole numbers stand for 0 to 1.
+    shares = array
+    if source.kind in "iu":
+        shares = ops.cast(array, "float32") / float(np.iinfo(source).max)
+    if target.kind not in "iu":
+        return ops.cast(shares, target.name)
     limits = np.iinfo(target)
-    if not is_scaled:
-        scaled = array * (limits.max + 0.5)
-        return ops.cast(
-            ops.clip(scaled, limits.min, limits.max) if saturate else scaled, target.name
-        )
-    ratio = (limits.max + 1) / (int(np.iinfo(source).max) + 1)
-    if ratio < 1:
-        return ops.cast(array // int(1 / ratio), target.name)
-    return ops.cast(array, target.name) * int(ratio)
+    scaled = shares * (limits.max + 0.5)
+    return ops.cast(ops.clip(scaled, limits.min, limits.max) if saturate else scaled, target.name)
+
+
+def _standardized(image: TensorLike) -> Any:
+    array = ops.cast(image, "float32")
+    axes = (-3, -2, -1)
+    mean = ops.mean(array, axes, keepdims=True)
+    least = float(np.prod(array.shape[-3:])) ** -0.5
+    return (array - mean) / ops.maximum(ops.std(array, axes, keepdims=True), least)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "central_crop": _central_crop,
     "convert_image_dtype": _converted,
-    "crop_and_resize": _crop_and_resize,
-    "crop_to_bounding_box": _crop,
     "flip_left_right": _flipped(-2),
     "flip_up_down": _flipped(-3),
-    "pad_to_bounding_box": _pad,
+    "per_image_standardization": _standardized,
     "random_crop": _random_crop,
     "random_flip_left_right": _randomly_flipped(-2),
     "random_flip_up_down": _randomly_flipped(-3),
     "resize": _resize,
     "resize_with_crop_or_pad": _crop_or_pad,
-    "rot90": _rotated,
-    **COLORS,
 }
-OPS = {
-    name: op(f"image.{name}", function, keeps_names=True) for name, function in _FUNCTIONS.items()
-}
-globals().update(OPS)
+globals().update(operations("image", _FUNCTIONS))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,12 @@
 """The functions that `keras.backend` had in Keras 2, by `keras.ops`.
 
-K.mean, K.sum, K.abs, ...     keras.ops.mean, ...
+K.mean, K.clip, K.dot, ...    with the arguments and results that they had
 K.get_value, K.set_value      values of variables as NumPy arrays
-K.int_shape, K.ndim           of arrays and symbolic tensors
+
+Those that `keras.ops` has with the same arguments are in the table of new names of `porting`.
 """
 
-import contextlib
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +20,7 @@ from millrace_ipu.tensorflow.values import ShapeLike, TensorLike, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
-_SAME = (
-    "abs all any arange argmax argmin cos cumprod cumsum elu equal exp expand_dims greater "
-    "greater_equal less less_equal log logsumexp maximum minimum not_equal prod reshape round "
-    "shape sigmoid sign sin softmax softplus softsign sqrt square squeeze stack stop_gradient sum "
-    "tanh tile var std min max transpose"
-)
+_SAME = "argmax argmin cumprod cumsum expand_dims round"
 
 
 def _float(dtype: DTypeLike | None) -> str:
@@ -62,10 +56,6 @@ def _contract(x: Any, y: Any, axes: Sequence[int]) -> Any:
     return ops.einsum(f"{''.join(left)},{''.join(right)}->{''.join(kept)}", x, y)
 
 
-def _batch_flatten(x: Any) -> Any:
-    return ops.reshape(x, (-1, math.prod(x.shape[1:])))
-
-
 def _clip(x: TensorLike, min_value: TensorLike | None, max_value: TensorLike | None) -> Any:
     low = -np.inf if min_value is None else min_value
     return ops.clip(x, low, np.inf if max_value is None else max_value)
@@ -90,7 +80,6 @@ def _variable(
 def _constant(
     value: ArrayLike, dtype: DTypeLike | None = None, shape: ShapeLike | None = None, name: str = ""
 ) -> jax.Array:
-    del name
     array = jnp.asarray(value, _float(dtype))
     return array if shape is None else jnp.broadcast_to(array, tuple(shape))
 
@@ -99,52 +88,14 @@ def _value(x: Any) -> Any:
     return np.asarray(x.value if isinstance(x, keras.Variable) else x)
 
 
-def _set_value(x: keras.Variable, value: ArrayLike) -> None:
-    x.assign(value)
-
-
-def _set_all(tuples: Iterable[tuple[keras.Variable, ArrayLike]]) -> None:
-    for variable, value in tuples:
-        variable.assign(value)
-
-
-def _binary_crossentropy(target: TensorLike, output: TensorLike, from_logits: bool = False) -> Any:
-    return ops.binary_crossentropy(target, output, from_logits)
-
-
-def _gather(reference: TensorLike, indices: TensorLike) -> Any:
-    return ops.take(reference, indices, 0)
-
-
 def _switch(condition: TensorLike, then_expression: Any, else_expression: Any) -> Any:
     if callable(then_expression):
         return ops.cond(condition, then_expression, else_expression)
     return ops.where(condition, then_expression, else_expression)
 
 
-def _in_top_k(predictions: TensorLike, targets: TensorLike, k: int) -> Any:
-    return ops.in_top_k(targets, predictions, k)
-
-
-def _hard_sigmoid(x: TensorLike) -> Any:
-    return ops.clip(0.2 * x + 0.5, 0.0, 1.0)  # type: ignore[operator]
-
-
-def _relu(
-    x: TensorLike, alpha: float = 0.0, max_value: float | None = None, threshold: float = 0.0
-) -> Any:
-    return keras.activations.relu(x, alpha, max_value, threshold)
-
-
-def _bias_add(x: Any, bias: Any, data_format: str | None = None) -> Any:
-    first = (data_format or keras.config.image_data_format()) == "channels_first"
-    shape = (1, -1, *[1] * (len(x.shape) - 2)) if first else (*[1] * (len(x.shape) - 1), -1)
-    return x + ops.reshape(bias, shape)
-
-
 def _filled(fill: Callable[..., Any]) -> Callable[..., Any]:
     def make(shape: ShapeLike, dtype: DTypeLike | None = None, name: str | None = None) -> Any:
-        del name
         return fill(shape, _float(dtype))
 
     return make
@@ -152,19 +103,6 @@ def _filled(fill: Callable[..., Any]) -> Callable[..., Any]:
 
 def _like(fill: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, dtype=None, name=None: fill(x, None if dtype is None else _float(dtype))
-
-
-def _conv(x: Any, kernel: Any, strides: Any = 1, padding: str = "valid", **options: Any) -> Any:
-    data_format = options.get("data_format")
-    rate = options.get("dilation_rate", 1)
-    return ops.conv(x, kernel, strides, padding, data_format, rate)
-
-
-def _resize(x: Any, height_factor: int, width_factor: int, data_format: str, **options: Any) -> Any:
-    axes = (2, 3) if data_format == "channels_first" else (1, 2)
-    size = x.shape[axes[0]] * height_factor, x.shape[axes[1]] * width_factor
-    how = options.get("interpolation", "nearest")
-    return ops.image.resize(x, size, interpolation=how, data_format=data_format)
 
 
 def _random(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,23 +117,13 @@ def _random(draw: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-@contextlib.contextmanager
-def _name_scope(name: str) -> Any:
-    with jax.named_scope(name):
-        yield name
-
-
 OPS: dict[str, Callable[..., Any]] = {
     **{name: getattr(ops, name) for name in _SAME.split()},
     "batch_dot": _batch_dot,
-    "batch_flatten": _batch_flatten,
-    "batch_get_value": lambda tensors: [_value(x) for x in tensors],
-    "batch_normalization": lambda x, mean, var, beta, gamma, axis=-1, epsilon=1e-3: (
-        ops.batch_normalization(x, mean, var, axis, beta, gamma, epsilon)
+    "batch_set_value": lambda tuples: [variable.assign(value) for variable, value in tuples],
+    "binary_crossentropy": lambda target, output, from_logits=False: ops.binary_crossentropy(
+        target, output, from_logits
     ),
-    "batch_set_value": _set_all,
-    "bias_add": _bias_add,
-    "binary_crossentropy": _binary_crossentropy,
     "cast": lambda x, dtype: ops.cast(x, np.dtype(dtype).name),
     "cast_to_floatx": lambda x: np.asarray(x, keras.backend.floatx()),
     "categorical_crossentropy": lambda target, output, from_logits=False, axis=-1: (
@@ -204,48 +132,33 @@ OPS: dict[str, Callable[..., Any]] = {
     "clip": _clip,
     "concatenate": lambda tensors, axis=-1: ops.concatenate(tensors, axis),
     "constant": _constant,
-    "conv1d": _conv,
-    "conv2d": _conv,
-    "conv3d": _conv,
-    "count_params": lambda x: math.prod(x.shape),
-    "ctc_batch_cost": lambda y_true, y_pred, input_length, label_length: ops.ctc_loss(
-        y_true, ops.log(y_pred + keras.backend.epsilon()), label_length, input_length, -1
-    ),
     "dot": _dot,
     "dropout": lambda x, level, noise_shape=None, seed=None: keras.random.dropout(
         x, level, noise_shape, seed_or_generator(seed)
     ),
     "dtype": lambda x: str(np.dtype(x.dtype)),
     "eval": _value,
-    "eye": lambda size, dtype=None, name=None: jnp.eye(size, dtype=_float(dtype)),
     "flatten": ops.ravel,
-    "gather": _gather,
+    "gather": lambda reference, indices: ops.take(reference, indices, 0),
     "get_value": _value,
-    "hard_sigmoid": _hard_sigmoid,
-    "in_top_k": _in_top_k,
+    "hard_sigmoid": lambda x: ops.clip(0.2 * x + 0.5, 0.0, 1.0),
     "int_shape": _shape,
     "l2_normalize": lambda x, axis=None: ops.normalize(x, -1 if axis is None else axis),
-    "map_fn": lambda fn, elems, name=None, dtype=None: ops.map(fn, elems),
     "mean": _mean,
-    "name_scope": _name_scope,
-    "ndim": lambda x: len(x.shape),
     "one_hot": lambda indices, num_classes: ops.one_hot(indices, num_classes),
     "ones": _filled(ops.ones),
     "ones_like": _like(ops.ones_like),
-    "permute_dimensions": ops.transpose,
-    "pow": ops.power,
     "random_normal": _random(keras.random.normal),
     "random_uniform": _random(keras.random.uniform),
-    "relu": _relu,
+    "relu": lambda x, alpha=0.0, max_value=None, threshold=0.0: keras.activations.relu(
+        x, alpha, max_value, threshold
+    ),
     "repeat": lambda x, n: ops.repeat(ops.expand_dims(x, 1), n, 1),
-    "resize_images": _resize,
-    "reverse": ops.flip,
-    "set_value": _set_value,
+    "set_value": lambda x, value: x.assign(value),
     "sparse_categorical_crossentropy": lambda target, output, from_logits=False, axis=-1: (
         ops.sparse_categorical_crossentropy(target, output, from_logits, axis)
     ),
     "switch": _switch,
-    "truncated_normal": _random(keras.random.truncated_normal),
     "update": lambda x, new_x: x.assign(new_x),
     "update_add": lambda x, increment: x.assign_add(increment),
     "update_sub": lambda x, decrement: x.assign_sub(decrement),

@@ -1,20 +1,21 @@
 """`tf.nn`: a table of `keras.ops`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from millrace_ipu.tensorflow import math
-from millrace_ipu.tensorflow.dispatch import op, real_name
-from millrace_ipu.tensorflow.indexing import NN as _INDEXING
-from millrace_ipu.tensorflow.norms import NN as _NORMS
+from millrace_ipu.tensorflow.dispatch import operations, real_name
 from millrace_ipu.tensorflow.random import seed_or_generator
 from millrace_ipu.tensorflow.values import ShapeLike, TensorLike, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
-_SAME = "elu gelu leaky_relu log_softmax moments relu relu6 selu sigmoid silu softmax softplus tanh"
+_SAME = (
+    "elu gelu leaky_relu log_softmax moments relu relu6 selu sigmoid silu softmax softplus "
+    "softsign tanh"
+)
 
 
 def _sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
@@ -33,10 +34,6 @@ def _sigmoid_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
     return ops.relu(scores) - scores * targets + ops.softplus(-ops.abs(scores))
 
 
-def _l2_loss(t: TensorLike) -> Any:
-    return ops.sum(ops.square(t)) / 2
-
-
 def _spatial(value: int | Sequence[int]) -> int | Sequence[int]:
     """Returns the sizes for the two axes of an image, out of those for all four axes."""
     return tuple(value[1:3]) if isinstance(value, list | tuple) and len(value) == 4 else value
@@ -48,34 +45,17 @@ def _conv2d(
     return ops.conv(x, filters, strides=_spatial(strides), padding=padding.lower())
 
 
-def _max_pool2d(
-    x: TensorLike,
-    ksize: int | Sequence[int],
-    strides: int | Sequence[int],
-    padding: str,
-    **_: object,
-) -> Any:
-    return ops.max_pool(x, _spatial(ksize), _spatial(strides), padding.lower())
+def _pooled(pool: Callable[..., Any]) -> Callable[..., Any]:
+    def pool2d(
+        input: TensorLike,
+        ksize: int | Sequence[int],
+        strides: int | Sequence[int],
+        padding: str,
+        **_: object,
+    ) -> Any:
+        return pool(input, _spatial(ksize), _spatial(strides), padding.lower())
 
-
-def _avg_pool2d(
-    input: TensorLike,
-    ksize: int | Sequence[int],
-    strides: int | Sequence[int],
-    padding: str,
-    **_: object,
-) -> Any:
-    return ops.average_pool(input, _spatial(ksize), _spatial(strides), padding.lower())
-
-
-def _depthwise(
-    input: TensorLike,
-    filter: TensorLike,
-    strides: int | Sequence[int],
-    padding: str,
-    **_: object,
-) -> Any:
-    return ops.depthwise_conv(input, filter, _spatial(strides), padding.lower())
+    return pool2d
 
 
 def _dropout(
@@ -86,31 +66,26 @@ def _dropout(
 
 
 OPS: dict[str, Any] = {
-    "avg_pool": op("nn.avg_pool", _avg_pool2d, keeps_names=True),
-    "avg_pool2d": op("nn.avg_pool2d", _avg_pool2d, keeps_names=True),
-    "depthwise_conv2d": op("nn.depthwise_conv2d", _depthwise, keeps_names=True),
-    "in_top_k": math.OPS["in_top_k"],
-    "max_pool": op("nn.max_pool", lambda input, *args, **kw: _max_pool2d(input, *args, **kw)),
-    "softsign": op("nn.softsign", ops.softsign),
-    "top_k": math.OPS["top_k"],
-    **{name: op(f"nn.{name}", getattr(ops, name)) for name in _SAME.split()},
-    "bias_add": op("nn.bias_add", lambda value, bias: value + bias),
-    "conv2d": op("nn.conv2d", _conv2d),
-    "dropout": op("nn.dropout", _dropout),
-    "l2_loss": op("nn.l2_loss", _l2_loss, keeps_names=True),
-    "max_pool2d": op("nn.max_pool2d", _max_pool2d),
-    "sigmoid_cross_entropy_with_logits": op(
-        "nn.sigmoid_cross_entropy_with_logits", _sigmoid_cross_entropy, keeps_names=True
+    **operations(
+        "nn",
+        {
+            **{name: getattr(ops, name) for name in _SAME.split()},
+            "avg_pool": _pooled(ops.average_pool),
+            "avg_pool2d": _pooled(ops.average_pool),
+            "bias_add": lambda value, bias: value + bias,
+            "conv2d": _conv2d,
+            "dropout": _dropout,
+            "embedding_lookup": lambda params, ids: ops.take(params, ids, axis=0),
+            "l2_loss": lambda t: ops.sum(ops.square(t)) / 2,
+            "max_pool": _pooled(ops.max_pool),
+            "max_pool2d": _pooled(ops.max_pool),
+            "sigmoid_cross_entropy_with_logits": _sigmoid_cross_entropy,
+            "softmax_cross_entropy_with_logits": _cross_entropy,
+            "sparse_softmax_cross_entropy_with_logits": _sparse_cross_entropy,
+            "swish": ops.silu,
+        },
     ),
-    "softmax_cross_entropy_with_logits": op(
-        "nn.softmax_cross_entropy_with_logits", _cross_entropy, keeps_names=True
-    ),
-    "sparse_softmax_cross_entropy_with_logits": op(
-        "nn.sparse_softmax_cross_entropy_with_logits", _sparse_cross_entropy, keeps_names=True
-    ),
-    "swish": op("nn.silu", ops.silu),
-    **_INDEXING,
-    **_NORMS,
+    **{name: math.OPS[name] for name in ("in_top_k", "l2_normalize", "top_k")},
 }
 globals().update(OPS)
 

@@ -15,10 +15,10 @@ from jax.typing import DTypeLike
 from millrace import while_loop
 from millrace.errors import OptionError
 from millrace.extend import context_of, current_scope, is_traced, is_tracing
+from millrace_ipu.tensorflow.arrays import split_by
 from millrace_ipu.tensorflow.conversion.convert import recognize
-from millrace_ipu.tensorflow.dispatch import op
+from millrace_ipu.tensorflow.dispatch import operations
 from millrace_ipu.tensorflow.dtypes import as_dtype
-from millrace_ipu.tensorflow.indexing import split_by
 from millrace_ipu.tensorflow.values import HostArray, ShapeLike, TensorLike, TensorValue, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
@@ -48,7 +48,6 @@ def _tensor(
     dtype: DTypeLike | None = None,
     dtype_hint: DTypeLike | None = None,
 ) -> Any:
-    del dtype_hint
     if isinstance(value, str | bytes):
         return np.asarray(value).view(HostArray)
     if isinstance(value, keras.Variable):
@@ -111,10 +110,6 @@ def _one_hot(
         return hot
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
     return hot * on + (1 - hot) * off
-
-
-def _fill(dims: ShapeLike, value: TensorLike) -> jax.Array:
-    return jnp.full(shape_of(dims), _tensor(value))
 
 
 def _shape(input: TensorLike, out_type: DTypeLike = "int32") -> Any:
@@ -201,10 +196,6 @@ def _pad(
     return ops.pad(tensor, paddings, mode.lower(), **options)
 
 
-def _clip(t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike) -> Any:
-    return ops.clip(t, clip_value_min, clip_value_max)
-
-
 def _clip_by_global_norm(
     t_list: Sequence[jax.Array | None],
     clip_norm: float | jax.Array,
@@ -236,12 +227,6 @@ def _while_loop(
     return tuple(values) if isinstance(loop_vars, tuple) else values
 
 
-def _cond(
-    pred: TensorLike, true_fn: Callable[[], object], false_fn: Callable[[], object]
-) -> object:
-    return ops.cond(pred, true_fn, false_fn)
-
-
 def _print(*values: object, sep: str | None = " ", end: str | None = "\n", **_: object) -> None:
     if any(map(is_traced, jax.tree.leaves(values))):
         jax.debug.print(" ".join(["{}"] * len(values)), *values)
@@ -249,55 +234,55 @@ def _print(*values: object, sep: str | None = " ", end: str | None = "\n", **_: 
         print(*values, sep=sep, end=end)
 
 
-def _zeros(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
-    return jnp.zeros(shape_of(shape), as_dtype(dtype))
-
-
-def _ones(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
-    return jnp.ones(shape_of(shape), as_dtype(dtype))
-
-
 def _like(fill: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, dtype=None: fill(x, None if dtype is None else as_dtype(dtype).name)
 
 
 OPS: dict[str, Callable[..., Any]] = {
-    "cast": op("cast", _cast),
-    "clip_by_global_norm": op("clip_by_global_norm", _clip_by_global_norm, keeps_names=True),
-    "clip_by_value": op("clip_by_value", _clip, keeps_names=True),
-    "concat": op("concat", _joined(ops.concatenate, np.concatenate), keeps_names=True),
-    "cond": op("cond", _cond, keeps_names=True),
-    "constant": op("constant", _constant, keeps_names=True),
-    "convert_to_tensor": op("convert_to_tensor", _tensor, keeps_names=True),
-    "expand_dims": op("expand_dims", lambda x, axis: ops.expand_dims(x, axis)),
-    "eye": op("eye", lambda n, m=None, dtype="float32": jnp.eye(n, m, dtype=as_dtype(dtype))),
-    "fill": op("fill", _fill, keeps_names=True),
-    "gather": op("gather", _gather, keeps_names=True),
-    "identity": op("identity", _tensor),
-    "linalg.global_norm": op("linalg.global_norm", _global_norm, keeps_names=True),
-    "matmul": op("matmul", _matmul, keeps_names=True),
-    "one_hot": op("one_hot", _one_hot, keeps_names=True),
-    "ones": op("ones", _ones, keeps_names=True),
-    "ones_like": op("ones_like", _like(ops.ones_like)),
-    "pad": op("pad", _pad, keeps_names=True),
-    "print": op("print", _print),
-    "range": recognize("range", op("range", _range, keeps_names=True)),
-    "rank": op("rank", lambda x: len(ops.shape(x))),
-    "repeat": op("repeat", lambda x, repeats, axis=None: ops.repeat(x, repeats, axis)),
-    "reshape": op("reshape", lambda x, shape: ops.reshape(x, shape_of(shape))),
-    "reverse": op("reverse", lambda x, axis: ops.flip(x, axis)),
-    "shape": op("shape", _shape, keeps_names=True),
-    "size": op("size", lambda x: ops.size(x)),
-    "slice": op("slice", _slice),
-    "split": op("split", _split, keeps_names=True),
-    "squeeze": op("squeeze", _squeeze),
-    "stack": op("stack", _joined(ops.stack, np.stack), keeps_names=True),
-    "stop_gradient": op("stop_gradient", lambda x: ops.stop_gradient(x)),
-    "tile": op("tile", lambda x, multiples: ops.tile(x, shape_of(multiples))),
-    "transpose": op("transpose", lambda a, perm=None: ops.transpose(a, perm), keeps_names=True),
-    "unstack": op("unstack", _unstack, keeps_names=True),
-    "where": op("where", _where, keeps_names=True),
-    "while_loop": op("while_loop", _while_loop, keeps_names=True),
-    "zeros": op("zeros", _zeros, keeps_names=True),
-    "zeros_like": op("zeros_like", _like(ops.zeros_like)),
+    **operations(
+        "",
+        {
+            "cast": _cast,
+            "expand_dims": lambda x, axis: ops.expand_dims(x, axis),
+            "eye": lambda n, m=None, dtype="float32": jnp.eye(n, m, dtype=as_dtype(dtype)),
+            "identity": _tensor,
+            "ones_like": _like(ops.ones_like),
+            "print": _print,
+            "rank": lambda x: len(ops.shape(x)),
+            "repeat": lambda x, repeats, axis=None: ops.repeat(x, repeats, axis),
+            "reshape": lambda x, shape: ops.reshape(x, shape_of(shape)),
+            "reverse": lambda x, axis: ops.flip(x, axis),
+            "size": lambda x: ops.size(x),
+            "slice": _slice,
+            "squeeze": _squeeze,
+            "stop_gradient": lambda x: ops.stop_gradient(x),
+            "tile": lambda x, multiples: ops.tile(x, shape_of(multiples)),
+            "zeros_like": _like(ops.zeros_like),
+            "clip_by_global_norm": _clip_by_global_norm,
+            "clip_by_value": lambda t, clip_value_min, clip_value_max: ops.clip(
+                t, clip_value_min, clip_value_max
+            ),
+            "concat": _joined(ops.concatenate, np.concatenate),
+            "cond": lambda pred, true_fn, false_fn: ops.cond(pred, true_fn, false_fn),
+            "constant": _constant,
+            "convert_to_tensor": _tensor,
+            "fill": lambda dims, value: jnp.full(shape_of(dims), _tensor(value)),
+            "gather": _gather,
+            "linalg.global_norm": _global_norm,
+            "matmul": _matmul,
+            "one_hot": _one_hot,
+            "ones": lambda shape, dtype="float32": jnp.ones(shape_of(shape), as_dtype(dtype)),
+            "pad": _pad,
+            "range": _range,
+            "shape": _shape,
+            "split": _split,
+            "stack": _joined(ops.stack, np.stack),
+            "transpose": lambda a, perm=None: ops.transpose(a, perm),
+            "unstack": _unstack,
+            "where": _where,
+            "while_loop": _while_loop,
+            "zeros": lambda shape, dtype="float32": jnp.zeros(shape_of(shape), as_dtype(dtype)),
+        },
+    ),
 }
+recognize("range", OPS["range"])

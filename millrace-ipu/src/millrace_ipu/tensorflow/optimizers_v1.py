@@ -19,7 +19,13 @@ _INSTEAD = (
 
 
 class _OfTensorFlow1(keras.optimizers.Optimizer):
-    """Refuses the methods that take a loss."""
+    """Refuses the methods that take a loss, and drops `use_locking`."""
+
+    _NAME = ""
+
+    def __init__(self, *args: Any, use_locking: bool = False, **kwargs: Any) -> None:
+        kwargs["name"] = kwargs.get("name") or self._NAME
+        super().__init__(*args, **kwargs)
 
     def minimize(self, *_: object, **__: object) -> NoReturn:
         """Raises an error: a value that has been computed has no gradients."""
@@ -36,30 +42,24 @@ class _OfTensorFlow1(keras.optimizers.Optimizer):
 class GradientDescentOptimizer(_OfTensorFlow1, keras.optimizers.SGD):
     """Gradient descent."""
 
-    def __init__(
-        self, learning_rate: Any = 0.01, use_locking: bool = False, name: str | None = None
-    ) -> None:
-        del use_locking
-        super().__init__(learning_rate, name=name or "GradientDescent")
+    _NAME = "GradientDescent"
 
 
 class MomentumOptimizer(_OfTensorFlow1, keras.optimizers.SGD):
     """Gradient descent with momentum; equal to TensorFlow's for a constant learning rate."""
 
+    _NAME = "Momentum"
+
     def __init__(
-        self,
-        learning_rate: Any,
-        momentum: float,
-        use_locking: bool = False,
-        name: str | None = None,
-        use_nesterov: bool = False,
+        self, learning_rate: Any, momentum: float, use_nesterov: bool = False, **kwargs: Any
     ) -> None:
-        del use_locking
-        super().__init__(learning_rate, float(momentum), use_nesterov, name=name or "Momentum")
+        super().__init__(learning_rate, float(momentum), use_nesterov, **kwargs)
 
 
 class AdamOptimizer(_OfTensorFlow1, keras.optimizers.Adam):
     """Adam."""
+
+    _NAME = "Adam"
 
     def __init__(
         self,
@@ -67,15 +67,11 @@ class AdamOptimizer(_OfTensorFlow1, keras.optimizers.Adam):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        use_locking: bool = False,
-        name: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        del use_locking
-        super().__init__(learning_rate, beta1, beta2, epsilon, name=name or "Adam")
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "AdamOptimizer": AdamOptimizer,
-    "GradientDescentOptimizer": GradientDescentOptimizer,
-    "MomentumOptimizer": MomentumOptimizer,
+    kind.__name__: kind for kind in (AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer)
 }

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from millrace.errors import OptionError
 from millrace.extend import context_of, current_scope, share_seed
 from millrace_ipu._compat.keras_random import generator_of_layer, note_models_of_steps
-from millrace_ipu.tensorflow.dispatch import op, real_name
+from millrace_ipu.tensorflow.dispatch import operations, real_name
 from millrace_ipu.tensorflow.dtypes import as_dtype
 from millrace_ipu.tensorflow.values import ShapeLike, TensorLike, shape_of
 
@@ -61,9 +61,7 @@ def _normal(draw: Callable[..., Any]) -> Callable[..., Any]:
         stddev: float = 1.0,
         dtype: DTypeLike = "float32",
         seed: int | None = None,
-        name: str | None = None,
     ) -> Any:
-        del name
         return draw(shape_of(shape), mean, stddev, as_dtype(dtype).name, seed_or_generator(seed))
 
     return numbers
@@ -75,20 +73,16 @@ def uniform(
     maxval: float | None = None,
     dtype: DTypeLike = "float32",
     seed: int | None = None,
-    name: str | None = None,
 ) -> Any:
     """Returns random numbers between two bounds: integers for an integer dtype."""
-    del name
-    kind, dtype = as_dtype(dtype).kind, as_dtype(dtype).name
-    if kind in "iu":
-        return keras.random.randint(shape_of(shape), minval, maxval, dtype, seed_or_generator(seed))
-    maxval = 1.0 if maxval is None else maxval
-    return keras.random.uniform(shape_of(shape), minval, maxval, dtype, seed_or_generator(seed))
+    kind = as_dtype(dtype)
+    draw: Any = keras.random.randint if kind.kind in "iu" else keras.random.uniform
+    maxval = 1.0 if maxval is None and kind.kind not in "iu" else maxval
+    return draw(shape_of(shape), minval, maxval, kind.name, seed_or_generator(seed))
 
 
-def shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Any:
+def shuffle(value: TensorLike, seed: int | None = None) -> Any:
     """Returns the rows in random order."""
-    del name
     return keras.random.shuffle(value, 0, seed_or_generator(seed))
 
 
@@ -101,10 +95,9 @@ def _stateless_normal(draw: Callable[..., jax.Array]) -> Callable[..., Any]:
         mean: float = 0.0,
         stddev: float = 1.0,
         dtype: DTypeLike = "float32",
-        name: str | None = None,
     ) -> Any:
-        del name
-        return _scaled(draw(_key(seed), shape_of(shape), as_dtype(dtype)), mean, stddev)
+        drawn = draw(_key(seed), shape_of(shape), as_dtype(dtype))
+        return drawn * jnp.asarray(stddev, drawn.dtype) + jnp.asarray(mean, drawn.dtype)
 
     return numbers
 
@@ -115,10 +108,8 @@ def stateless_uniform(
     minval: float = 0,
     maxval: float | None = None,
     dtype: DTypeLike = "float32",
-    name: str | None = None,
 ) -> Any:
     """Returns numbers between two bounds, the same for the same two numbers in `seed`."""
-    del name
     kind = as_dtype(dtype)
     if kind.kind in "iu":
         if maxval is None:
@@ -129,10 +120,6 @@ def stateless_uniform(
         return jax.random.randint(_key(seed), shape_of(shape), minval, maxval, kind)
     highest = 1.0 if maxval is None else maxval
     return jax.random.uniform(_key(seed), shape_of(shape), kind, minval, highest)
-
-
-def _scaled(numbers: jax.Array, mean: float, stddev: float) -> jax.Array:
-    return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
 
 
 def _key(seed: Any) -> jax.Array:
@@ -152,9 +139,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "stateless_uniform": stateless_uniform,
 }
-globals().update(
-    {name: op(f"random.{name}", f, keeps_names=True) for name, f in _FUNCTIONS.items()}
-)
+globals().update(operations("random", _FUNCTIONS))
 
 
 def __getattr__(name: str) -> Any:

@@ -24,11 +24,9 @@ CUSTOM = "a function of jax.numpy, or JAX's FFI for custom code"
 
 TENSORFLOW = {
     "tensorflow.estimator": FIT,
-    "tensorflow.compat.v1.estimator": FIT,
     "tensorflow.distribute": "ipu.ipu_strategy.IPUStrategy, or millrace.Strategy",
     "tensorflow.saved_model": SERVING,
     "tensorflow.lite": SERVING,
-    "tensorflow.compat.v1.summary": "keras.callbacks.TensorBoard",
     "tensorflow.train": "model.save_weights, keras.callbacks.ModelCheckpoint",
     "tensorflow.compat.v1.train": "an optimizer of keras.optimizers; model.save_weights",
     "tensorflow.config": "ipu.config.IPUConfig, or jax.config",
@@ -44,7 +42,6 @@ TENSORFLOW = {
     "tensorflow.TensorArray": "a Python list, or values that a loop of ipu.loops carries",
     "tensorflow.Graph": "a function, compiled with tf.function(jit_compile=True)",
     "tensorflow.losses": "keras.losses",
-    "tensorflow.compat.v1.losses": "keras.losses",
     "tensorflow.metrics": "keras.metrics",
     "tensorflow.contrib": "keras, and millrace_ipu.ipu for tensorflow.contrib.ipu",
     "tensorflow.python": "the same name in tf, tf.data or keras",

@@ -1,39 +1,58 @@
-"""`tf.summary`: event files for TensorBoard, which are written without TensorFlow.
+"""`tf.summary`: event files for TensorBoard, which the package `tensorboard` writes.
 
 writer = tf.summary.create_file_writer("logs")
 with writer.as_default():
-    tf.summary.scalar("loss", 0.5, step=1)       histogram, image, text, write: the same
+    tf.summary.scalar("loss", 0.5, step=1)       histogram, image, text: the same
 
 Values in compiled functions go into no file; take them out with an outfeed queue.
 """
 
 import contextlib
+import importlib
+import io
 import os
+import pathlib
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 from millrace.errors import OptionError
 from millrace.extend import ScopedValue, is_traced
-from millrace_ipu.tensorflow.event_file import (
-    EventWriter,
-    histogram_value,
-    image_value,
-    scalar_value,
-    text_value,
-)
 from millrace_ipu.tensorflow.no_operation import say_once
 
-_PROFILE = "jax.profiler.trace(directory) records programs"
+
+def _module(name: str) -> Any:
+    """Returns a module of the package `tensorboard`; none that are used need TensorFlow.
+
+    Raises:
+        OptionError: if the package is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise OptionError(
+            f"Event files for TensorBoard need the package tensorboard ({error}). Run pip install "
+            "'millrace-ipu[tensorboard]', or remove tf.summary and keras.callbacks.TensorBoard."
+        ) from error
 
 
 class SummaryWriter:
-    """Writes the values of a program into one event file of a directory."""
+    """Writes the values of a program into one event file of a directory.
 
-    def __init__(self, directory: str | os.PathLike[str] | None, suffix: str = ".v2"):
-        self._file = None if directory is None else EventWriter(directory, suffix)
+    The file is open only while events are written, so a program that fails leaves no open file.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], suffix: str = ".v2"):
+        self._directory, self._suffix = pathlib.Path(directory), suffix
+        self._path: pathlib.Path | None = None
+        self._waiting: list[Any] = []
+        self._events = _module("tensorboard.compat.proto.event_pb2")
+        self._records = _module("tensorboard.summary.writer.record_writer")
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator["SummaryWriter"]:
@@ -51,18 +70,28 @@ class SummaryWriter:
         if step is not None:
             _State.step = step
 
-    def add(self, step: int, value: bytes) -> None:
-        """Adds a value to the file."""
-        if self._file is not None:
-            self._file.add(step, value)
+    def add(self, step: int, summary: Any) -> None:
+        """Adds an event, which the next `flush` writes."""
+        if self._path is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            # TensorBoard recognizes its files by this part of the name.
+            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+            self._path = self._directory / f"{name}{self._suffix}"
+            self._waiting.append(self._events.Event(file_version="brain.Event:2"))
+        event = self._events.Event(wall_time=time.time(), step=step, summary=summary)
+        self._waiting.append(event)
 
     def init(self) -> None:
         """Has no effect: the file is made with the first value."""
 
     def flush(self) -> None:
         """Writes what is waiting to the file."""
-        if self._file is not None:
-            self._file.flush()
+        if self._path is not None and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            with self._path.open("ab") as file:
+                writer = self._records.RecordWriter(file)
+                for event in waiting:
+                    writer.write(event.SerializeToString())
 
     close = flush
 
@@ -82,23 +111,17 @@ def create_file_writer(
     max_queue: int | None = None,
     flush_millis: int | None = None,
     filename_suffix: str | None = None,
-    name: str | None = None,
-    experimental_trackable: bool = False,
+    **_: object,
 ) -> SummaryWriter:
     """Returns a writer for a directory, which is made with the first value."""
-    del max_queue, flush_millis, name, experimental_trackable
     return SummaryWriter(logdir, filename_suffix or ".v2")
-
-
-def create_noop_writer() -> SummaryWriter:
-    """Returns a writer that writes nothing."""
-    return SummaryWriter(None)
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
     """Writes a number; returns whether it was recorded."""
-    return _record("scalar", name, data, step, lambda value: scalar_value(
-        name, float(np.asarray(value).reshape(())), description or ""
+    plugin = "tensorboard.plugins.scalar.summary_v2"
+    return _record("scalar", name, data, step, lambda value: _module(plugin).scalar_pb(
+        name, value.reshape(()), description
     ))  # fmt: skip
 
 
@@ -110,36 +133,64 @@ def histogram(
     description: str | None = None,
 ) -> bool:
     """Writes the histogram of an array; returns whether it was recorded."""
-    return _record(
-        "histogram", name, data, step,
-        lambda value: histogram_value(name, np.asarray(value), buckets, description or ""),
-    )  # fmt: skip
+    plugin = "tensorboard.plugins.histogram.summary_v2"
+    return _record("histogram", name, data, step, lambda value: _module(plugin).histogram_pb(
+        name, value, buckets, description
+    ))  # fmt: skip
 
 
 def image(
     name: str, data: Any, step: Any = None, max_outputs: int = 3, description: str | None = None
 ) -> bool:
     """Writes images `[n, height, width, channels]`; returns whether they were recorded."""
-    return _record(
-        "image", name, data, step,
-        lambda value: image_value(name, np.asarray(value), max_outputs, description or ""),
-    )  # fmt: skip
+
+    def summary(images: np.ndarray) -> Any:
+        if images.dtype.kind == "f":  # from 0 to 1
+            images = np.clip(images, 0, 1) * 255 + 0.5
+        sizes = [str(images.shape[2]), str(images.shape[1])]
+        files = [_png(each) for each in images[:max_outputs].astype("uint8")]
+        return _texts(name, [*sizes, *files], "image", description)
+
+    return _record("image", name, data, step, summary)
+
+
+def _png(image: np.ndarray) -> bytes:
+    pixels = image[..., 0] if image.shape[-1] == 1 else image
+    file = io.BytesIO()
+    _module("PIL.Image").fromarray(pixels).save(file, "png")
+    return file.getvalue()
 
 
 def text(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
     """Writes a text, or a list of texts; returns whether it was recorded."""
-    return _record(
-        "text", name, data, step, lambda value: text_value(name, _texts(value), description or "")
-    )
+    return _record("text", name, data, step, lambda value: _texts(
+        name, value.tolist(), "text", description
+    ))  # fmt: skip
 
 
-def _texts(value: Any) -> str | list[str]:
-    array = np.asarray(value)
-    texts = [each.decode() if isinstance(each, bytes) else str(each) for each in array.ravel()]
-    return texts if array.ndim else texts[0]
+def keras_model(json: str) -> bool:
+    """Writes the structure of a Keras model; returns whether it was recorded."""
+
+    def summary(_: Any) -> Any:
+        summary = _texts("keras", json, "text", None)
+        data = summary.value[0].metadata.plugin_data
+        data.plugin_name, data.content = "graph_keras_model", b"1"
+        return summary
+
+    return _record("write", "keras", json, 0, summary)
 
 
-def _record(kind: str, name: str, data: Any, step: Any, value: Callable[[Any], bytes]) -> bool:
+def _texts(tag: str, texts: Any, kind: str, description: str | None) -> Any:
+    """Returns texts, or files, as a summary for a plugin."""
+    tensor = _module("tensorboard.util.tensor_util").make_tensor_proto(texts, dtype=np.object_)
+    plugin = _module(f"tensorboard.plugins.{kind}.metadata")
+    summary = _module("tensorboard.compat.proto.summary_pb2").Summary()
+    metadata = plugin.create_summary_metadata(None, description)
+    summary.value.add(tag=tag, metadata=metadata, tensor=tensor)
+    return summary
+
+
+def _record(kind: str, name: str, data: Any, step: Any, summary: Callable[[Any], Any]) -> bool:
     writer = _writer.get() or _State.writer
     if writer is None or not should_record_summaries():
         return False
@@ -155,13 +206,14 @@ def _record(kind: str, name: str, data: Any, step: Any, value: Callable[[Any], b
             f"tf.summary.{kind}({name!r}) has no step. Pass step=, or call "
             "tf.summary.experimental.set_step(number) before."
         )
-    writer.add(int(np.asarray(step)), value(data))
+    value = data.value if isinstance(data, keras.Variable) else data
+    number: Any = keras.ops.convert_to_numpy(step)
+    writer.add(int(number), summary(np.asarray(value)))
     return True
 
 
 def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
     """Writes what is waiting to the file of a writer; None is the default one."""
-    del name
     writer = writer or _writer.get() or _State.writer
     if writer is not None:
         writer.flush()
@@ -183,16 +235,14 @@ def should_record_summaries() -> bool:
 
 def trace_on(*_: object, **__: object) -> None:
     """Has no effect, and says what has one."""
-    say_once(f"tf.summary.trace_on has no effect: {_PROFILE}.")
+    say_once("tf.summary.trace_on has no effect: jax.profiler.trace(directory) records programs.")
 
 
 def trace_export(*_: object, **__: object) -> None:
-    """Has no effect, and says what has one."""
-    say_once(f"tf.summary.trace_export has no effect: {_PROFILE}.")
+    """Has no effect, as `trace_on`."""
 
 
-def trace_off(*_: object) -> None:
-    """Has no effect."""
+trace_off = trace_export
 
 
 class experimental:  # noqa: N801  # TensorFlow's name

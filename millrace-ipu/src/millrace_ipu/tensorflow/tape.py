@@ -41,7 +41,6 @@ class GradientTape:
     """
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True):
-        del persistent
         self._watches_variables = watch_accessed_variables
         self._block: _TapedBlock | None = None
         self._outputs: list[jax.Array] | None = None
@@ -86,21 +85,20 @@ class GradientTape:
             The values of these names.
         """
         code: CodeType = function.__code__  # type: ignore[attr-defined]
-        variables = list(_read_before.get(code, []))
-        watched: list[Spec] = []
-        while True:
-            block = self._block = _TapedBlock(function, args, variables, watched)
-            try:
-                values = block.run(self._watches_variables)
-            finally:
-                self._block = None
-            if values is not None:
-                break
-            variables, watched = block.read, block.watched
-        _read_before[code] = variables
+        block = _TapedBlock(function, args, list(_read_before.get(code, [])), [])
+        while (values := self._run(block)) is None:
+            block = _TapedBlock(function, args, block.read, block.watched)
+        _read_before[code] = block.read
         self._outputs, self._location = block.outputs, location
         self._pullback, self._sources = block.pullback, block.sources
         return values
+
+    def _run(self, block: "_TapedBlock") -> list[Any] | None:
+        self._block = block
+        try:
+            return block.run(self._watches_variables)
+        finally:
+            self._block = None
 
     def gradient(
         self,
@@ -129,13 +127,10 @@ class GradientTape:
             )
         cotangents = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in self._outputs]
         targets = jax.tree.leaves(target)
-        factors = [None] * len(targets)
-        if output_gradients is not None:
-            factors = jax.tree.leaves(output_gradients)
+        factors = jax.tree.leaves(output_gradients) or list(map(jnp.ones_like, targets))
         for leaf, factor in zip(targets, factors, strict=True):
             index = self._index(leaf)
-            one = jnp.ones_like(leaf) if factor is None else factor
-            cotangents[index] = cotangents[index] + one
+            cotangents[index] = cotangents[index] + factor
         by_variable, by_watched = self._pullback(cotangents)
         gradients = dict(self._sources(by_variable, by_watched))
         is_zero = getattr(unconnected_gradients, "value", unconnected_gradients) == "zero"
@@ -156,9 +151,9 @@ class GradientTape:
     batch_jacobian = jacobian
 
     def _index(self, leaf: jax.Array) -> int:
-        for index, output in enumerate(self._outputs or ()):
-            if output is leaf:
-                return index
+        index = _index_in(self._outputs or [], leaf)
+        if index is not None:
+            return index
         raise LoopError(
             f"The target of tape.gradient() in {self._location} is not bound to a name in the "
             "block of the tape, or is not a floating-point array. Compute the target, with all "
@@ -176,13 +171,10 @@ class _TapedBlock:
         variables: list[keras.Variable],
         watched: list[Spec],
     ):
-        self._function, self._args = function, args
-        self._variables = variables
+        self._function, self._args, self._variables = function, args, variables
         self._watched: list[jax.Array] = []  # in order
         self._zeros: list[jax.Array] = []  # added to the watched values: gradients are by these
-        self._specs = watched
-        self.read: list[keras.Variable] = variables
-        self.watched: list[Spec] = watched
+        self.read, self.watched = variables, watched
         self.outputs: list[jax.Array] = []
         self.pullback: Any = None
 
@@ -196,14 +188,13 @@ class _TapedBlock:
 
     def run(self, watches_variables: bool) -> list[Any] | None:
         """Returns the values of the names; None if inputs were missing, which it records."""
-        statics: list[Any] = []
         structure: list[Any] = []
         indices: list[int | None] = []  # of each watched value among the outputs
         assigned: list[keras.Variable] = []
 
         def differentiated(
             values: list[jax.Array], zeros: list[jax.Array]
-        ) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array], Any]]:
+        ) -> tuple[list[jax.Array], tuple[list[Any], list[jax.Array], Any]]:
             self._zeros, self._watched = zeros, []
             with TapeScope(zip(self._variables, values, strict=True)) as scope:
                 names, tapped = collecting(self._call)()
@@ -215,17 +206,12 @@ class _TapedBlock:
             leaves, treedef = jax.tree.flatten(names)
             structure[:] = [treedef]
             floats = [leaf for leaf in leaves if _is_float(leaf)]
-            others = [leaf for leaf in leaves if not _is_float(leaf) and _is_array(leaf)]
-            statics[:] = [
-                _FLOAT if _is_float(leaf) else _OTHER if _is_array(leaf) else leaf
-                for leaf in leaves
-            ]
             indices[:] = [_index_in(floats, value) for value in self._watched]
-            return floats, (others, new, tapped)
+            return floats, (leaves, new, tapped)
 
         values = [variable.value for variable in self._variables]
-        zeros = [jnp.zeros(spec.shape, spec.dtype) for spec in self._specs]
-        floats, self.pullback, (others, new, tapped) = jax.vjp(
+        zeros = [jnp.zeros(spec.shape, spec.dtype) for spec in self.watched]
+        floats, self.pullback, (leaves, new, tapped) = jax.vjp(
             differentiated, values, zeros, has_aux=True
         )
         self.watched = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._watched]
@@ -235,11 +221,8 @@ class _TapedBlock:
         for variable, value in zip(assigned, new, strict=True):
             variable.assign(value)
         tap_again(tapped)
-        float_values, other_values = iter(floats), iter(others)
-        leaves = [
-            next(float_values) if leaf is _FLOAT else next(other_values) if leaf is _OTHER else leaf
-            for leaf in statics
-        ]
+        outputs = iter(floats)  # gradients are looked for by these very objects
+        leaves = [next(outputs) if _is_float(leaf) else leaf for leaf in leaves]
         return jax.tree.unflatten(structure[0], leaves)
 
     def sources(
@@ -267,15 +250,9 @@ class TapeScope(VariableScope):
         return self._outer
 
 
-_FLOAT, _OTHER = object(), object()
-
-
-def _is_array(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
-
-
 def _is_float(leaf: Any) -> bool:
-    return _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _is_source(variable: keras.Variable) -> bool:

@@ -58,20 +58,7 @@ class Unsupported:
     def __call__(self, *_: object, **__: object) -> NoReturn:
         refuse(self._name, self._instead(self._name))
 
-    def __getitem__(self, _: object) -> NoReturn:
-        refuse(self._name, self._instead(self._name))
-
-    def __iter__(self) -> NoReturn:
-        refuse(self._name, self._instead(self._name))
-
-    def __enter__(self) -> NoReturn:
-        refuse(self._name, self._instead(self._name))
-
-    def __exit__(self, *_: object) -> NoReturn:
-        refuse(self._name, self._instead(self._name))
-
-    def __mro_entries__(self, _: tuple[Any, ...]) -> NoReturn:
-        refuse(self._name, self._instead(self._name))
+    __getitem__ = __iter__ = __enter__ = __exit__ = __mro_entries__ = __call__
 
     def __instancecheck__(self, _: object) -> bool:
         return False

@@ -72,7 +72,6 @@ class Variable(metaclass=_VariableType):
             dtype: None takes the dtype of the value; Python numbers become 32-bit.
             **others: options for shapes and devices, without effect.
         """
-        del validate_shape, caching_device, variable_def, others
         value = initial_value() if callable(initial_value) else initial_value
         array = jnp.asarray(value, None if dtype is None else as_dtype(dtype))
         return keras.Variable(
@@ -87,19 +86,9 @@ class HostArray(np.ndarray):
     """A NumPy array with the method `numpy()` of eager tensors, and like them never changed."""
 
     def __iadd__(self, other: Any) -> Any:
-        return self + other
+        return NotImplemented  # Python then makes a new array: `a += 1` is `a = a + 1`
 
-    def __isub__(self, other: Any) -> Any:
-        return self - other
-
-    def __imul__(self, other: Any) -> Any:
-        return self * other
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self / other
-
-    def __ifloordiv__(self, other: Any) -> Any:
-        return self // other
+    __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __iadd__
 
     def numpy(self) -> np.ndarray:
         """Returns the same data as a plain `numpy.ndarray`."""

@@ -6,7 +6,7 @@ ipu_tensorflow_addons.keras   -> millrace_ipu.ipu.keras, by an alias of `millrac
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from millrace_ipu.ipu.lazy_modules import submodule as _submodule
+from millrace_ipu.ipu.replacements import submodule as _submodule
 
 if TYPE_CHECKING:
     from millrace_ipu.ipu import keras as keras

@@ -7,7 +7,7 @@ IPUConfig.device_connection.type     -> PRE_COMPILE compiles programs without ru
 IPUConfig.configure_ipu_system()     -> the devices of strategies made afterwards
 
 option.py       typed, documented attributes in categories
-categories.py   the attributes, nearly all of them without effect here
+categories.py   the table of attributes, nearly all of them without effect here
 devices.py      the choice of devices, and the configured system
 """
 
@@ -16,48 +16,29 @@ import json
 from collections.abc import Mapping
 
 from millrace.errors import OptionError
-from millrace_ipu.ipu.config import categories, devices, option
-from millrace_ipu.ipu.config.categories import XLA
-from millrace_ipu.ipu.config.categories import DeviceConnectionType as DeviceConnectionType
-from millrace_ipu.ipu.config.categories import (
-    MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour,
+from millrace_ipu.ipu.config import devices, option
+from millrace_ipu.ipu.config.categories import (  # noqa: F401 - names of this module
+    OPTIONS,
+    DeviceConnectionType,
+    MergeRemoteBuffersBehaviour,
+    SchedulingAlgorithm,
+    SelectionOrder,
+    StochasticRoundingBehaviour,
 )
-from millrace_ipu.ipu.config.categories import SchedulingAlgorithm as SchedulingAlgorithm
-from millrace_ipu.ipu.config.categories import SelectionOrder as SelectionOrder
-from millrace_ipu.ipu.config.categories import (
-    StochasticRoundingBehaviour as StochasticRoundingBehaviour,
-)
-from millrace_ipu.ipu.config.devices import System as System
-from millrace_ipu.ipu.config.devices import current_system as current_system
-from millrace_ipu.ipu.config.devices import reset_system as reset_system
+from millrace_ipu.ipu.config.devices import System, current_system, reset_system  # noqa: F401
 from millrace_ipu.ipu.config.option import AttributeMetadata as AttributeMetadata
-from millrace_ipu.ipu.config.option import Category, Option, Subcategory
+from millrace_ipu.ipu.config.option import Category, Option, with_options
 
 
+@with_options(
+    {
+        "auto_select_ipus": Option(devices.MANY, [], "Number of devices in each logical device."),
+        "select_ipus": devices.Selected(devices.MANY, [], "Number of each logical device."),
+        **OPTIONS,
+    }
+)
 class IPUConfig(Category):
     """The options of a system of devices. They take effect with `configure_ipu_system`."""
-
-    auto_select_ipus = Option(devices.MANY, [], "Number of devices in each logical device.")
-    select_ipus = devices.Selected(devices.MANY, [], "Device number of each logical device.")
-    allow_recompute = Option(bool, False, "Whether models may recompute activations.")
-    selection_order = Option(SelectionOrder, SelectionOrder.AUTO, "Numbering of chips.", advice=XLA)
-    serialization_output_folder = Option(
-        str, "", "Directory for programs.", advice="Call strategy.export_executables()."
-    )
-    compilation_poplar_options = categories.poplar_option("the compiler")
-    gcl_poplar_options = categories.poplar_option("collectives")
-    convolutions = Subcategory(categories.Convolutions, "Convolutions.")
-    device_connection = Subcategory(categories.DeviceConnection, "Attaching to devices.")
-    experimental = Subcategory(categories.Experimental, "Options that may change.")
-    floating_point_behaviour = Subcategory(categories.FloatingPointBehaviour, "Floating point.")
-    io_tiles = Subcategory(categories.IoTiles, "Tiles that only move data.")
-    ipu_model = Subcategory(categories.IpuModel, "The software model of a device.")
-    matmuls = Subcategory(categories.Matmuls, "Matrix products.")
-    norms = Subcategory(categories.Norms, "Normalization.")
-    optimizations = Subcategory(categories.Optimizations, "Optimizations by the compiler.")
-    pooling = Subcategory(categories.Pooling, "Pooling.")
-    scheduling = Subcategory(categories.Scheduling, "The order of operations.")
-    slices = Subcategory(categories.Slices, "Slices.")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Puts the options in force; see the function of this name."""
@@ -91,7 +72,11 @@ class IPUConfig(Category):
         return option.metadata(type(self), path)
 
     def __repr__(self) -> str:
-        lines = [f"\n    {line}" for line in option.lines(self)]
+        lines = [
+            f"\n    {path} = {value!r}"
+            for path, each, value in option.options(self)
+            if value != each.default
+        ]
         return f"IPUConfig with{''.join(lines) or ' its defaults'}"
 
 

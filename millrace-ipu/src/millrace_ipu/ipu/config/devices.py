@@ -6,6 +6,9 @@ select_ipus = k            -> `jax.devices()[k]`
 
 IPUConfig.configure_ipu_system()     -> `configure`
 "/device:IPU:k"                      -> `System.groups[k]`
+
+Of several processes (popdist sets their number), `auto_select_ipus = n` is the first n devices of
+each, and without it all devices of all processes are one logical device.
 """
 
 import copy
@@ -18,10 +21,9 @@ from typing import TypeAlias, cast
 import jax
 
 from millrace.errors import DeviceError, OptionError
-from millrace.extend import ask_for_virtual, devices_of_environment
+from millrace.extend import ask_for_virtual, devices_of_environment, process_count
 from millrace_ipu.ipu.config.categories import DeviceConnectionType
 from millrace_ipu.ipu.config.option import Category, Option, options
-from millrace_ipu.ipu.config.processes import groups_of_processes
 from millrace_ipu.ipu.environment import read_variables
 from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.pre_compile import begin_pre_compile, end_pre_compile
@@ -103,16 +105,61 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
         own = devices_of_environment()
         hint = (
             f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
-            f"{number}. Run the program with `millrace run --devices {number}`, or with the "
-            f"environment variable XLA_FLAGS={_FLAG}={number}; or call configure_ipu_system() with "
-            f"{number} devices above everything that builds a model, a strategy or an array."
+            f"{number}. Run the program with `millrace run --devices {number}`, or set "
+            f"XLA_FLAGS={_FLAG}={number}; or call configure_ipu_system() above everything that "
+            "builds a model or an array."
             if own is None or own >= number
-            else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {_FLAG} in "
-            f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
+            else f" The environment sets {own}. Set the environment variable "
+            f"JAX_NUM_CPU_DEVICES={number} instead."
         )
     raise DeviceError(
         f"{option} takes {number} devices, and there are {len(devices)}: {list(devices)}.{hint}"
     )
+
+
+def processes_of(config: Category | None) -> int:
+    """Returns the number of processes that a configuration spans; 1 for none."""
+    if config is None:
+        return 1
+    return max(config.experimental.multi_replica_distribution.process_count, 1)
+
+
+def groups_of_processes(config: Category) -> tuple[tuple[jax.Device, ...], ...]:
+    """Returns the one logical device of a system of several processes; nothing for one process.
+
+    Args:
+        config: an `IPUConfig`.
+
+    Raises:
+        OptionError: if the run has another number of processes, or several logical devices are
+            asked for.
+        DeviceError: if a process has fewer devices.
+    """
+    count, number = processes_of(config), config.auto_select_ipus
+    if count == 1:
+        return ()
+    if count != process_count():
+        raise OptionError(
+            f"multi_replica_distribution.process_count={count}, and the run has {process_count()} "
+            "processes. Start it with `millrace poprun`, or leave the option at 0."
+        )
+    if isinstance(number, list | tuple) and len(number) > 1:
+        raise OptionError(
+            f"auto_select_ipus={number!r} makes several logical devices, and a run of several "
+            f"processes has one. Set auto_select_ipus={sum(number)}."
+        )
+    devices: list[list[jax.Device]] = [[] for _ in range(count)]
+    for device in jax.devices():
+        devices[device.process_index].append(device)
+    wanted = (number[0] if number else 0) if isinstance(number, list | tuple) else number
+    for index, own in enumerate(devices):
+        if wanted > len(own):
+            raise DeviceError(
+                f"auto_select_ipus={wanted} takes {wanted} devices of each process, and process "
+                f"{index} has {len(own)}. Start the run with `millrace poprun --num-replicas "
+                f"{wanted * count}`, or `millrace launch --devices-per-process {wanted}`."
+            )
+    return (tuple(device for own in devices for device in own[: wanted or None]),)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Typed attributes of `IPUConfig`, their categories, and both as plain data.
 
-class Matmuls(Category):
-    poplar_options = Option(dict, {}, "...")           one attribute, checked when it is set
-class IPUConfig(Category):
-    matmuls = Subcategory(Matmuls, "...")              a category, whose attributes are set
+@with_options({"matmuls.poplar_options": Option(dict, {}, "...")})
+class IPUConfig(Category): ...
+
+config.matmuls                         a Category within another one
+config.matmuls.poplar_options = {}     one attribute, checked when it is set
 
 as_dict(config)  ->  {"matmuls": {"poplar_options": {}}}  ->  put(config, data)      enums by name
 """
@@ -12,7 +13,7 @@ import copy
 import difflib
 import enum
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +61,17 @@ class Option:
         self.default, self.doc, self.advice, self.deprecated = default, doc, advice, deprecated
         self.name = ""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
     def __get__(self, owner: "Category | None", kind: type) -> Any:
         return self if owner is None else owner._values.get(self.name, self.default)
 
     def __set__(self, owner: "Category", value: object) -> None:
-        owner._warn_if_deprecated(self)
+        if self.deprecated:
+            warnings.warn(
+                f"IPUConfig.{owner._prefix}{self.name} is deprecated. Set "
+                f"IPUConfig.{owner._prefix}{self.deprecated} instead.",
+                DeprecationWarning,
+                stacklevel=3,
+            )
         owner._values[self.name] = self.checked(owner._prefix + self.name, value)
 
     def checked(self, path: str, value: object) -> object:
@@ -77,10 +81,10 @@ class Option:
             DTypeError: for a value of another type.
         """
         is_right = isinstance(value, self.types)
-        if isinstance(value, bool) and bool not in self.types:
-            is_right = False
+        if isinstance(value, bool):
+            is_right = bool in self.types
         if isinstance(value, list | tuple) and is_right:
-            is_right = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+            is_right = all(type(each) is int for each in value)
         if not is_right:
             wanted = " or ".join(kind.__name__ for kind in self.types)
             raise DTypeError(
@@ -93,11 +97,8 @@ class Option:
 class Subcategory:
     """A category within another one."""
 
-    def __init__(self, kind: "type[Category]", doc: str):
-        self.kind, self.doc, self.name = kind, doc, ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, kind: "type[Category]", name: str):
+        self.kind, self.name, self.doc = kind, name, f"The options of {name}."
 
     def __get__(self, owner: "Category | None", kind: type) -> Any:
         return self if owner is None else owner._values[self.name]
@@ -136,29 +137,35 @@ class Category:
     def __getattr__(self, name: str) -> Any:  # reached for names that do not exist
         raise AttributeError(_unknown(type(self), self.__dict__.get("_prefix", ""), name))
 
-    def _warn_if_deprecated(self, option: Option) -> None:
-        if option.deprecated:
-            warnings.warn(
-                f"IPUConfig.{self._prefix}{option.name} is deprecated. Set "
-                f"IPUConfig.{self._prefix}{option.deprecated} instead.",
-                DeprecationWarning,
-                stacklevel=4,
-            )
-
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Category) or type(other) is not type(self):
-            return False
-        return other._values == self._values
+        return type(other) is type(self) and vars(other) == vars(self)
 
     __hash__ = None  # type: ignore[assignment]
 
 
+def with_options(options: Mapping[str, Option]) -> Callable[[type[Any]], type[Any]]:
+    """Returns a decorator that gives a category options, by their paths."""
+
+    def decorated(kind: type[Any]) -> type[Any]:
+        inner: dict[str, dict[str, Option]] = {}
+        for path, option in options.items():
+            name, _, rest = path.partition(".")
+            if rest:
+                inner.setdefault(name, {})[rest] = option
+            else:
+                option.name = name
+                setattr(kind, name, option)
+        for name, its in inner.items():
+            setattr(kind, name, Subcategory(with_options(its)(type(name, (Category,), {})), name))
+        return kind
+
+    return decorated
+
+
 def members(kind: type) -> dict[str, Option | Subcategory]:
     """Returns the options and subcategories of a category, in the order of their declaration."""
-    values = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    return {
-        name: value for name, value in values.items() if isinstance(value, Option | Subcategory)
-    }
+    values = vars(kind).items()
+    return {name: value for name, value in values if isinstance(value, Option | Subcategory)}
 
 
 def _unknown(kind: type, prefix: str, name: str) -> str:
@@ -216,21 +223,9 @@ def metadata(kind: type[Category], path: str) -> AttributeMetadata:
             f"IPUConfig has no attribute {path!r}. Give the path of one, such as "
             "'device_connection.type'."
         )
-    types = (Category,) if isinstance(member, Subcategory) else member.types
-    return AttributeMetadata(
-        path,
-        types,
-        getattr(member, "default", None),
-        member.doc,
-        getattr(member, "deprecated", ""),
-    )
-
-
-def lines(category: Category) -> Iterator[str]:
-    """Yields an assignment for each value that differs from its default."""
-    for path, option, value in options(category):
-        if value != option.default:
-            yield f"{path} = {value!r}"
+    if isinstance(member, Subcategory):
+        return AttributeMetadata(path, (Category,), None, member.doc)
+    return AttributeMetadata(path, member.types, member.default, member.doc, member.deprecated)
 
 
 def _plain(value: object) -> object:

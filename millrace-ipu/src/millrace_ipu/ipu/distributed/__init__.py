@@ -17,7 +17,7 @@ from millrace_ipu.ipu.distributed.collectives import all_reduce as all_reduce
 from millrace_ipu.ipu.distributed.collectives import allgather as allgather
 from millrace_ipu.ipu.distributed.collectives import allreduce as allreduce
 from millrace_ipu.ipu.distributed.collectives import broadcast as broadcast
-from millrace_ipu.ipu.distributed.connection import connect as _connect
+from millrace_ipu.ipu.popdist import init as init
 from millrace_ipu.ipu.replacements import other_name as _other_name
 
 _MODULES = {
@@ -28,33 +28,13 @@ _MODULES = {
 }
 
 
-def init(*_: object, **__: object) -> None:
-    """Connects this process with the others of the run, unless it is connected."""
-    _connect()
-
-
 def shutdown() -> None:
     """Has no effect: processes part when they end."""
 
 
-def size() -> int:
-    """Returns the number of processes."""
-    return _process_count()
-
-
-def rank() -> int:
-    """Returns the number of this process, from 0."""
-    return _process_index()
-
-
-def local_size() -> int:
-    """Returns the number of processes on this machine: all of them, under `millrace poprun`."""
-    return _process_count()
-
-
-def local_rank() -> int:
-    """Returns the number of this process on its machine."""
-    return _process_index()
+# `millrace poprun` starts all processes on this machine.
+size = local_size = _process_count
+rank = local_rank = _process_index
 
 
 def is_initialized() -> bool:

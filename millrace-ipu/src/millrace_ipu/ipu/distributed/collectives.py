@@ -40,17 +40,17 @@ def allreduce(
         postscale_factor: a factor for the result.
         name: ignored.
     """
-    del name
+    name_of_op = str(getattr(op, "value", op) or "MEAN").upper()
+    if name_of_op not in ReduceOp.__members__:
+        raise OptionError(f"A reduction is Sum or Average. Received: {op!r}. Set op=Average.")
+    is_mean, dtype = ReduceOp[name_of_op] is ReduceOp.MEAN, np.asarray(tensor).dtype
     total = (_gathered(tensor) * np.asarray(prescale_factor, "float64")).sum(0)
-    mean = total / process_count() if _method(op) is ReduceOp.MEAN else total
-    dtype = np.asarray(tensor).dtype
-    result = np.asarray(mean * postscale_factor)
-    return result if _method(op) is ReduceOp.MEAN and dtype.kind in "iub" else result.astype(dtype)
+    result = np.asarray((total / process_count() if is_mean else total) * postscale_factor)
+    return result if is_mean and dtype.kind in "iub" else result.astype(dtype)
 
 
 def all_reduce(value: Any, reduce_op: ReduceOp | str, tensor_name: str | None = None) -> Any:
     """Returns the sum, or the mean, of the arrays of all processes; see `allreduce`."""
-    del tensor_name
     return allreduce(value, reduce_op)
 
 
@@ -65,7 +65,6 @@ def broadcast(
         name: ignored.
         tensor_name: ignored.
     """
-    del name, tensor_name
     return _gathered(tensor)[root_rank]
 
 
@@ -76,22 +75,12 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
         tensor: an array; the lengths of its first axis may differ between processes.
         name: ignored.
     """
-    del name
     own = _on_host(tensor)
     lengths = _gathered(np.asarray(len(own)))
     padded = np.zeros((int(lengths.max()), *own.shape[1:]), own.dtype)
     padded[: len(own)] = own
     parts = _gathered(padded)
     return np.concatenate([part[:length] for part, length in zip(parts, lengths, strict=True)])
-
-
-def _method(op: ReduceOp | str | None) -> ReduceOp:
-    value = getattr(op, "value", op)
-    if value is None:
-        return ReduceOp.MEAN
-    if str(value).upper() not in ReduceOp.__members__:
-        raise OptionError(f"A reduction is Sum or Average. Received: {op!r}. Set op=Average.")
-    return ReduceOp[str(value).upper()]
 
 
 def _on_host(tensor: Any) -> np.ndarray:

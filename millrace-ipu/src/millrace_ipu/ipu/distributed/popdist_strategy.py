@@ -28,7 +28,6 @@ class PopDistStrategy(IPUStrategy):
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ):
-        del add_ipu_cross_replica_reductions
         super().__init__(
             ipu_device,
             enable_dataset_iterators=enable_dataset_iterators,

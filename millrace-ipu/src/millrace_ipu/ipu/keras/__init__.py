@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from millrace import PipelineStage as PipelineStage
-from millrace_ipu.ipu.lazy_modules import submodule as _submodule
+from millrace_ipu.ipu.replacements import submodule as _submodule
 
 if TYPE_CHECKING:
     from millrace_ipu.ipu.keras.extensions.arguments import ReplicatedMetricReductionMethod

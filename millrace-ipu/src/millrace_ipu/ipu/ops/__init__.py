@@ -3,13 +3,13 @@
 import importlib as _importlib
 from types import ModuleType
 
-from millrace_ipu.ipu.lazy_modules import submodule as _submodule
+from millrace_ipu.ipu.ops.operations import MODULES as _MADE
+from millrace_ipu.ipu.ops.operations import make_modules as _make_modules
+from millrace_ipu.ipu.replacements import submodule as _submodule
 from millrace_ipu.ipu.replacements import unsupported_modules as _unsupported_modules
 
-_MODULES = (
-    "control_flow_ops", "cross_replica_ops", "embedding_ops", "functional_ops", "internal_ops",
-    "math_ops", "nn_ops", "normalization_ops", "pipelining_ops", "rand_ops", "replication_ops",
-)  # fmt: skip
+_MODULES = ("internal_ops", "pipelining_ops", *_MADE)
+_make_modules(__name__)
 
 
 def __getattr__(name: str) -> ModuleType:

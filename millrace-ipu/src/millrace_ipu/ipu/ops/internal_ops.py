@@ -1,18 +1,13 @@
 """Operations for debugging: `print_tensor`, and those that chose where on a device a value is."""
 
-import atexit
-import functools
-import queue
 import sys
-import threading
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from millrace_ipu.ipu.replacements import other_name as _other_name
-
-_FLUSH_SECONDS = 5.0  # at the end of the process
 
 
 def print_tensor(input: Any, name: str = "") -> Any:  # the name of the IPU's
@@ -30,14 +25,10 @@ def print_tensor(input: Any, name: str = "") -> Any:  # the name of the IPU's
 
 def remap(x: Any, name: str | None = None) -> Any:
     """Returns `x`: there are no tiles to map it to."""
-    del name
     return x
 
 
-def remap_deduce(x: Any, name: str | None = None) -> Any:
-    """Returns `x`: there are no tiles to map it to."""
-    del name
-    return x
+remap_deduce = remap
 
 
 def __getattr__(name: str) -> Any:
@@ -60,30 +51,8 @@ class _Print(keras.Operation):
 
 
 def _show(value: Any, name: str) -> None:
-    # XLA calls the function, which must not wait for the numbers: a thread prints them.
-    lines = _lines()
-    jax.debug.callback(lambda array: lines.put((name, array)), value, ordered=False)
+    def show(array: Any) -> None:
+        text = str(np.asarray(array))
+        print(f"{name}: {text}" if name else text, file=sys.stderr, flush=True)
 
-
-@functools.cache
-def _lines() -> "queue.SimpleQueue[Any]":
-    """Returns a queue of names and values, which a thread prints in their order."""
-    lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def show() -> None:
-        while True:
-            name, value = lines.get()
-            if isinstance(value, threading.Event):
-                value.set()
-                continue
-            print(f"{name}: {value}" if name else value, file=sys.stderr, flush=True)
-
-    threading.Thread(target=show, name="print_tensor", daemon=True).start()
-    atexit.register(_flush, lines)
-    return lines
-
-
-def _flush(lines: "queue.SimpleQueue[Any]") -> None:
-    printed = threading.Event()
-    lines.put(("", printed))
-    printed.wait(_FLUSH_SECONDS)
+    jax.debug.callback(show, value, ordered=False)

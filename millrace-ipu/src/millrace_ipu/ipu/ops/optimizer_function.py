@@ -17,6 +17,16 @@ from millrace_ipu._compat.keras_optimizers import let_names_be_given
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "opt": (keras.optimizers.Optimizer,),
+    "loss": (jax.Array,),
+    "compute_gradients_args": (tuple,),
+    "compute_gradients_kwargs": (dict,),
+    "apply_gradients_args": (tuple,),
+    "apply_gradients_kwargs": (dict,),
+    "variables": (tuple, list),
+}
+
 
 class OptimizerFunctionOutput:
     """An optimizer, the loss that it minimizes, and the variables that it trains.
@@ -47,19 +57,12 @@ class OptimizerFunctionOutput:
         variables: Sequence[keras.Variable] | None = None,
         tape: object = None,
     ):
-        arguments = {
-            "opt": (opt, keras.optimizers.Optimizer),
-            "loss": (loss, jax.Array),
-            "compute_gradients_args": (compute_gradients_args, tuple),
-            "compute_gradients_kwargs": (compute_gradients_kwargs, dict),
-            "apply_gradients_args": (apply_gradients_args, tuple),
-            "apply_gradients_kwargs": (apply_gradients_kwargs, dict),
-            "variables": (variables, (tuple, list)),
-        }
-        for name, (value, kind) in arguments.items():
-            required = name in ("opt", "loss")
-            if (required or value is not None) and not isinstance(value, kind):
-                kinds = kind if isinstance(kind, tuple) else (kind,)
+        given = locals()
+        for name, kinds in _KINDS.items():
+            value = given[name]
+            if value is None and name not in ("opt", "loss"):
+                continue
+            if not isinstance(value, kinds):
                 raise DTypeError(
                     f"{name} of OptimizerFunctionOutput is a "
                     f"{' or '.join(each.__name__ for each in kinds)}. Received: {value!r} of type "
@@ -115,20 +118,15 @@ def _checked(output: OptimizerFunctionOutput, replicas: int) -> keras.optimizers
             "OptimizerFunctionOutput the optimizer inside it, and set "
             "gradient_accumulation_count in pipeline()."
         )
-    optimizer = without_exchange(output.opt)
-    if replicas > 1 and optimizer is output.opt:
+    is_exchange = isinstance(output.opt, CrossReplicaOptimizer)
+    optimizer = output.opt.wrapped_optimizer if is_exchange else output.opt
+    if replicas > 1 and not is_exchange:
         raise OptionError(
             f"The pipeline runs as {replicas} replicas and applies the mean of their gradients, "
             f"which {type(output.opt).__name__} does not ask for. Wrap it in "
             "CrossReplicaOptimizer, or configure only as many devices as one replica takes."
         )
     return optimizer
-
-
-def without_exchange(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer inside a CrossReplicaOptimizer; any other one unchanged."""
-    is_exchange = isinstance(optimizer, CrossReplicaOptimizer)
-    return optimizer.wrapped_optimizer if is_exchange else optimizer
 
 
 let_names_be_given()  # to apply_gradients of Keras, as casting optimizers do

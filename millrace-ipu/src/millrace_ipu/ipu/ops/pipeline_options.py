@@ -26,24 +26,18 @@ class PipelineStageOptions:
         matmul_options: dict[str, object] | None = None,
         slice_options: dict[str, object] | None = None,
     ):
-        arguments = {
-            "convolution_options": convolution_options,
-            "matmul_options": matmul_options,
-            "slice_options": slice_options,
-        }
-        for name, value in arguments.items():
+        given = {name: value for name, value in locals().items() if name.endswith("_options")}
+        for name, value in given.items():
             if value is not None and not isinstance(value, dict):
                 raise DTypeError(
                     f"{name} of PipelineStageOptions is a dict. Received: {value!r} of type "
                     f"{type(value).__name__}. Set {{}} for none."
                 )
-        self.convolution_options = convolution_options or {}
-        self.matmul_options = matmul_options or {}
-        self.slice_options = slice_options or {}
+            setattr(self, name, value or {})
 
     def compiler_options(self) -> dict[str, object]:
         """Returns the options of XLA among these, and warns about the others."""
-        options = {**self.convolution_options, **self.matmul_options, **self.slice_options}
+        options = {name: v for each in vars(self).values() for name, v in each.items()}
         for name in options:
             if not name.startswith("xla_"):
                 warn_no_effect(

@@ -8,24 +8,16 @@ MapGradientOptimizer(opt, function)                   no native counterpart: map
 
 from typing import Any
 
-from millrace_ipu.ipu.optimizers.cross_replica_optimizer import (
-    CrossReplicaOptimizer as CrossReplicaOptimizer,
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (  # noqa: F401 - names of this module
+    CrossReplicaGradientAccumulationOptimizer,
+    CrossReplicaGradientAccumulationOptimizerV2,
+    GradientAccumulationOptimizer,
+    GradientAccumulationOptimizerV2,
 )
-from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
-    CrossReplicaGradientAccumulationOptimizer as CrossReplicaGradientAccumulationOptimizer,
-)
-from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
-    CrossReplicaGradientAccumulationOptimizerV2 as CrossReplicaGradientAccumulationOptimizerV2,
-)
-from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
-    GradientAccumulationOptimizer as GradientAccumulationOptimizer,
-)
-from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import (
-    GradientAccumulationOptimizerV2 as GradientAccumulationOptimizerV2,
-)
-from millrace_ipu.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
-from millrace_ipu.ipu.optimizers.map_gradient_optimizer import (
-    MapGradientOptimizer as MapGradientOptimizer,
+from millrace_ipu.ipu.optimizers.ipu_optimizer import (  # noqa: F401 - names of this module
+    CrossReplicaOptimizer,
+    IpuOptimizer,
+    MapGradientOptimizer,
 )
 from millrace_ipu.ipu.replacements import other_name as _other_name
 

@@ -15,14 +15,11 @@ from millrace.errors import OptionError, PlanError
 from millrace.extend import host_memory, whole_number
 from millrace_ipu.ipu.accumulator_dtype import AnyDtype, optimizer_dtype
 from millrace_ipu.ipu.config import current_system
-from millrace_ipu.ipu.gradient_accumulation import (
-    GradientAccumulationReductionMethod,
-    ReductionMethod,
-    reduction_method,
-)
+from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
+from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
+from millrace_ipu.ipu.gradient_accumulation import reduction_method as method_of
 from millrace_ipu.ipu.no_effect import warn_no_effect
-from millrace_ipu.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
-from millrace_ipu.ipu.optimizers.ipu_optimizer import Minimizing
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer, Minimizing
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
 
 
@@ -54,15 +51,15 @@ class GradientAccumulationOptimizerV2(Minimizing, AccumulatingOptimizer):
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
         dtype: AnyDtype = None,
-        reduction_method: ReductionMethod = GradientAccumulationReductionMethod.SUM,
+        reduction_method: ReductionMethod = Method.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ):
-        check_offload(offload_weight_update_variables, replicated_optimizer_state_sharding)
+        _check_offload(offload_weight_update_variables, replicated_optimizer_state_sharding)
         AccumulatingOptimizer.__init__(
             self,
             opt,
             whole_number("num_mini_batches", num_mini_batches, 1),
-            reduction=native_reduction(reduction_method),
+            reduction="sum" if method_of(reduction_method) is Method.SUM else "mean",
             dtype=optimizer_dtype(dtype),
             keeps_dtype=True,
             name=name,
@@ -89,8 +86,14 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         verify_usage: bool = True,
         name: str = "GradientAccumulationOptimizer",
     ):
-        del verify_usage
-        check_plain(opt)
+        inner = opt
+        while not isinstance(inner, keras.optimizers.SGD):
+            inner = getattr(inner, "inner_optimizer", None)
+            if inner is None:
+                raise OptionError(
+                    "GradientAccumulationOptimizer takes SGD, with or without momentum. Received: "
+                    f"{type(opt).__name__}. Set GradientAccumulationOptimizerV2 for others."
+                )
         super().__init__(opt, num_mini_batches, name=name)
 
 
@@ -108,13 +111,7 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
         super().__init__(CrossReplicaOptimizer(opt), num_mini_batches, verify_usage, name)
 
 
-def native_reduction(method: ReductionMethod) -> str:
-    """Returns the reduction of a native optimizer: "sum" or "mean"."""
-    is_sum = reduction_method(method) is GradientAccumulationReductionMethod.SUM
-    return "sum" if is_sum else "mean"
-
-
-def check_offload(offloads: bool | None, shards: bool) -> None:
+def _check_offload(offloads: bool | None, shards: bool) -> None:
     """Warns about options for the state of an optimizer that have no effect in a loop.
 
     Raises:
@@ -136,19 +133,4 @@ def check_offload(offloads: bool | None, shards: bool) -> None:
         warn_no_effect(
             "replicated_optimizer_state_sharding of a gradient accumulation optimizer",
             "Each replica of a loop has the whole state. Set it in pipeline(), or on a model.",
-        )
-
-
-def check_plain(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuses all optimizers except SGD, with or without momentum.
-
-    Raises:
-        OptionError: naming the class that takes the others.
-    """
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
-    if not isinstance(optimizer, keras.optimizers.SGD):
-        raise OptionError(
-            "GradientAccumulationOptimizer takes SGD, with or without momentum. Received: "
-            f"{type(optimizer).__name__}. Set GradientAccumulationOptimizerV2 for others."
         )

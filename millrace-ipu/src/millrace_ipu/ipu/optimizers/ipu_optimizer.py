@@ -1,4 +1,7 @@
-"""The methods that all optimizers of IPU programs have.
+"""Optimizers around another one, and the methods that all optimizers of IPU programs have.
+
+CrossReplicaOptimizer(opt)             the mean of gradients over replicas
+MapGradientOptimizer(opt, function)    function(gradient, variable), before gradients are added up
 
 minimize(loss, variables)              -> value_and_grad, and apply_gradients
 compute_gradients(loss, variables)     -> value_and_grad
@@ -11,8 +14,10 @@ from typing import Any
 import jax
 import keras
 
-from millrace.extend import WrappingOptimizer
+from millrace.errors import OptionError
+from millrace.extend import WrappingOptimizer, are_prepared
 from millrace_ipu._compat.keras_optimizers import let_names_be_given
+from millrace_ipu.optimizers import cross_replica
 from millrace_ipu.tensorflow.computed_losses import gradients_of
 
 let_names_be_given()
@@ -74,7 +79,6 @@ class Minimizing(WrappingOptimizer):
             global_step: a variable to add 1 to.
             name: ignored.
         """
-        del name
         updates = super().apply_gradients(grads_and_vars)
         if isinstance(global_step, keras.Variable):
             global_step.assign_add(1)
@@ -92,3 +96,75 @@ class IpuOptimizer(Minimizing):
 
     def __init__(self, opt: keras.optimizers.Optimizer, name: str | None = None):
         super().__init__(opt, name or "IpuOptimizer")
+
+
+@keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
+class CrossReplicaOptimizer(Minimizing, cross_replica.CrossReplicaOptimizer):
+    """Averages gradients over replicas, and applies them.
+
+    Args:
+        opt: a Keras optimizer.
+        name: of the new optimizer.
+    """
+
+    def __init__(self, opt: keras.optimizers.Optimizer, name: str = "CrossReplicaOptimizer"):
+        cross_replica.CrossReplicaOptimizer.__init__(self, opt, name)
+
+
+@keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
+class MapGradientOptimizer(Minimizing):
+    """Trains as the wrapped optimizer does on `gradient_mapping_function(gradient, variable)`.
+
+    Args:
+        wrapped_optimizer: a Keras optimizer.
+        gradient_mapping_function: returns the gradient to use; not called for a variable without
+            a gradient, or one that Keras overwrites, such as a scale of float8.
+        name: of the new optimizer.
+
+    Raises:
+        OptionError: if one of the first two is something else.
+    """
+
+    def __init__(
+        self,
+        wrapped_optimizer: keras.optimizers.Optimizer,
+        gradient_mapping_function: Callable[[jax.Array, keras.Variable], jax.Array],
+        name: str = "MapGradientOptimizer",
+    ):
+        if not callable(gradient_mapping_function):
+            raise OptionError(
+                "gradient_mapping_function is a function of a gradient and its variable. Received: "
+                f"{gradient_mapping_function!r}. Set one, such as lambda gradient, variable: "
+                "2 * gradient."
+            )
+        super().__init__(wrapped_optimizer, name)
+        self._function = gradient_mapping_function
+
+    def prepare(
+        self, gradients: list[jax.Array | None], variables: Sequence[keras.Variable]
+    ) -> list[Any]:
+        """Maps gradients that are about to be accumulated."""
+        return self._mapped(super().prepare(gradients, variables), variables)
+
+    def gradients_to_apply(
+        self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable] | None
+    ) -> list[Any]:
+        """Maps gradients that are about to be applied, unless `prepare` has mapped them."""
+        if self.is_accumulated or are_prepared():
+            return list(gradients)
+        return self._mapped(gradients, self._variables_seen if variables is None else variables)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Builds the wrapped optimizer."""
+        super().build(variables)
+        self._variables_seen = list(variables)
+
+    def _mapped(
+        self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable]
+    ) -> list[Any]:
+        return [
+            gradient
+            if gradient is None or variable.overwrite_with_gradient
+            else self._function(gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]

@@ -11,25 +11,40 @@ popdist.tensorflow              sets an IPUConfig
 Without other processes there is one instance with one replica.
 """
 
+import functools as _functools
 import os as _os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax as _jax
 
+from millrace import distributed as _distributed
 from millrace.errors import OptionError as _OptionError
 from millrace.extend import Launched as _Launched
+from millrace.extend import backends_are_initialized as _backends_are_initialized
 from millrace.extend import process_count as _process_count
 from millrace.extend import process_index as _process_index
 from millrace.extend import texts_of_all as _texts_of_all
-from millrace_ipu.ipu.distributed.connection import connect as _connect
 
 _SECONDS = 24 * 3600.0  # an instance may compute for long before the others go on
 _PER_REPLICA = "POPDIST_IPUS_PER_REPLICA"
 _set: dict[str, int] = {}  # by set_ipu_config
 
 
-def init(*_: object) -> None:
+@_functools.cache
+def _connect() -> None:
+    """Connects this process with the others of its run, if there are others and it is not yet.
+
+    Raises:
+        DeviceError: if a launcher started this process, and JAX has started too early.
+    """
+    if _jax.distributed.is_initialized():
+        return
+    if _Launched.exists() or not _backends_are_initialized():
+        _distributed.initialize()
+
+
+def init(*_: object, **__: object) -> None:
     """Connects this process with the others of the run, unless it is connected."""
     _connect()
 
@@ -79,7 +94,6 @@ def getReplicaIndexOffset() -> int:  # noqa: N802
 
 def getDeviceId(ipus_per_replica: int | None = None) -> int:  # noqa: N802
     """Returns the number of this process's first device among those of all."""
-    del ipus_per_replica
     return getInstanceIndex() * _jax.local_device_count() if isPopdistEnvSet() else 0
 
 
@@ -113,7 +127,6 @@ def execute_on_instances(
 
 def synchronize(group: object = None) -> None:
     """Waits until all processes have come here."""
-    del group
     _texts_of_all("popdist.synchronize()", _SECONDS)
 
 

@@ -55,14 +55,10 @@ def executing_eagerly() -> bool:
 
 def global_variables_initializer() -> Deferred:
     """Returns an operation without effect: variables have values from the beginning."""
-    return Deferred(_nothing, on_host=True)
+    return Deferred(lambda: None, on_host=True)
 
 
 local_variables_initializer = tables_initializer = global_variables_initializer
-
-
-def _nothing() -> None:
-    return None
 
 
 class ConfigProto(SimpleNamespace):
@@ -76,19 +72,10 @@ def set_random_seed(seed: int) -> None:
 
 globals().update(V1_INITIALIZERS)
 _logger = _logging.getLogger("tensorflow")
+_LEVELS = ("debug", "info", "warning", "warn", "error", "fatal")
 logging = SimpleNamespace(
-    DEBUG=_logging.DEBUG,
-    INFO=_logging.INFO,
-    WARN=_logging.WARNING,
-    WARNING=_logging.WARNING,
-    ERROR=_logging.ERROR,
-    FATAL=_logging.CRITICAL,
-    debug=_logger.debug,
-    info=_logger.info,
-    warn=_logger.warning,
-    warning=_logger.warning,
-    error=_logger.error,
-    fatal=_logger.critical,
+    **{level: getattr(_logger, level) for level in _LEVELS},
+    **{level.upper(): getattr(_logging, level.upper()) for level in _LEVELS},
     log=_logger.log,
     get_verbosity=_logger.getEffectiveLevel,
     set_verbosity=_logger.setLevel,

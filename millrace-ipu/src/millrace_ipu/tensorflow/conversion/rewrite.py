@@ -18,7 +18,8 @@ step(x)                     ->      runtime.converted(step)(x)
 import ast
 import builtins
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from millrace.errors import LoopError
 from millrace_ipu.tensorflow.conversion.source import RUNTIME, bound, needed, read
@@ -68,17 +69,18 @@ class Rewriter(ast.NodeTransformer):
         body = self._within(node, node.body)
         number = next(self._numbers)
         name, index = f"loop_{number}_in_{self._function.name}", f"index_{number}_"
-        first = ast.Assign(targets=[node.target], value=_name(index))
-        function = _function(name, [index, *carried], [first, *body], _tuple(carried))
-        values = ast.List(elts=[_thunk(each) for each in carried], ctx=ast.Load())
-        run = _call(
-            "for_range",
-            _name(name),
-            _list(map(self.visit, call.args)),
-            values,
-            ast.Constant(self._at(node)),
+        limits = ast.List(elts=[self.visit(each) for each in call.args], ctx=ast.Load())
+        function, run = _parsed(
+            f"""
+def {name}({", ".join([index, *carried])}):
+    return ({_listed(carried)})
+{_targets(carried)}{RUNTIME}.for_range({name}, [], [{_thunks(carried)}], {self._at(node)!r})
+"""
         )
-        return _located(node, [function, _assign(carried, run)])
+        first = ast.Assign(targets=[node.target], value=ast.Name(id=index, ctx=ast.Load()))
+        function.body[:0] = [first, *body]
+        run.value.args[1] = limits
+        return _located(node, [function, run])
 
     def visit_While(self, node: ast.While) -> ast.AST:
         """Notes the loop: its next iteration may read the names that its body binds."""
@@ -101,18 +103,25 @@ class Rewriter(ast.NodeTransformer):
         names = [name for name in bound(taped) if name != tape]
         args = [name for name in names if name in needed(taped)]
         name = f"taped_{next(self._numbers)}_in_{self._function.name}"
-        function = _function(name, args, self._statements(taped), _list(map(_thunk, names)))
-        run = _call("taped", _name(tape), _name(name), _tuple(args), ast.Constant(self._at(node)))
-        begin = ast.Assign(targets=[_name(tape, ast.Store())], value=item.context_expr)
-        new = [begin, function, _assign(names, run)]
-        return [*_located(node, new), *self._statements(after)]
+        function, run = _parsed(
+            f"""
+def {name}({", ".join(args)}):
+    return [{_thunks(names)}]
+{_targets(names)}{RUNTIME}.taped({tape}, {name}, ({_listed(args)}), {self._at(node)!r})
+"""
+        )
+        function.body[:0] = self._statements(taped)
+        begin = ast.Assign(targets=[item.optional_vars], value=item.context_expr)
+        return [*_located(node, [begin, function, run]), *self._statements(after)]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Has the called function rewritten, too."""
         self.generic_visit(node)
         is_builtin = isinstance(node.func, ast.Name) and node.func.id in _BUILTINS
         if isinstance(node.func, ast.Name | ast.Attribute) and not is_builtin:
-            node.func = ast.copy_location(_call("converted", node.func), node.func)
+            call = ast.parse(f"{RUNTIME}.converted(_)", mode="eval").body
+            call.args = [node.func]  # type: ignore[attr-defined]
+            node.func = ast.copy_location(call, node.func)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -160,9 +169,11 @@ class Rewriter(ast.NodeTransformer):
                 if call.args and not isinstance(call.args[0], ast.Name):  # type: ignore[attr-defined]
                     target = f"target_{next(self._numbers)}_"
                     value = call.args[0]  # type: ignore[attr-defined]
-                    assign = ast.Assign(targets=[_name(target, ast.Store())], value=value)
-                    taped = [*taped, ast.copy_location(assign, each)]
-                    call.args[0] = ast.copy_location(_name(target), value)  # type: ignore[attr-defined]
+                    (assign,) = _parsed(f"{target} = _")
+                    assign.value = value
+                    taped = [*taped, *_located(each, [assign])]
+                    read = ast.Name(id=target, ctx=ast.Load())
+                    call.args[0] = ast.copy_location(read, value)  # type: ignore[attr-defined]
                 return _watching(taped, tape), body[index:]
         return _watching(body, tape), []
 
@@ -234,55 +245,34 @@ def _watching(body: list[ast.stmt], tape: str) -> list[ast.stmt]:
             and len(call.args) == 1
             and isinstance(call.args[0], ast.Name)
         ):
-            target = _name(call.args[0].id, ast.Store())
-            each = ast.copy_location(ast.Assign(targets=[target], value=call), each)
+            (assign,) = _parsed(f"{call.args[0].id} = _")
+            assign.value = call
+            (each,) = _located(each, [assign])
         new.append(each)
     return new
 
 
-def _name(name: str, context: ast.expr_context | None = None) -> ast.Name:
-    return ast.Name(id=name, ctx=context or ast.Load())
+def _parsed(text: str) -> Any:
+    """Returns the statements of a text, without places in a file."""
+    statements = ast.parse(text).body
+    for statement in statements:
+        for node in ast.walk(statement):
+            for place in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
+                vars(node).pop(place, None)
+    return statements
 
 
-def _list(nodes: Iterable[ast.expr]) -> ast.List:
-    return ast.List(elts=list(nodes), ctx=ast.Load())
+def _listed(names: list[str]) -> str:
+    return "".join(f"{name}, " for name in names)
 
 
-def _tuple(names: list[str], context: ast.expr_context | None = None) -> ast.Tuple:
-    return ast.Tuple(elts=[_name(name, context) for name in names], ctx=context or ast.Load())
+def _targets(names: list[str]) -> str:
+    return f"({_listed(names)}) = " if names else ""
 
 
-def _thunk(name: str) -> ast.Lambda:
-    """Returns `lambda: name`, as the name may be unbound when the loop begins."""
-    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    return ast.Lambda(args=nothing, body=_name(name))
-
-
-def _call(function: str, *args: ast.expr) -> ast.Call:
-    runtime = ast.Attribute(value=_name(RUNTIME), attr=function, ctx=ast.Load())
-    return ast.Call(func=runtime, args=list(args), keywords=[])
-
-
-def _assign(names: list[str], value: ast.expr) -> ast.stmt:
-    if not names:
-        return ast.Expr(value=value)
-    return ast.Assign(targets=[_tuple(names, ast.Store())], value=value)
-
-
-def _function(
-    name: str, parameters: list[str], body: list[ast.stmt], result: ast.expr
-) -> ast.FunctionDef:
-    arguments = ast.arguments(
-        posonlyargs=[],
-        args=[ast.arg(arg=each) for each in parameters],
-        kwonlyargs=[],
-        kw_defaults=[],
-        defaults=[],
-    )
-    statements = [*body, ast.Return(value=result)]
-    function = ast.FunctionDef(name=name, args=arguments, body=statements, decorator_list=[])
-    function.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
-    return function
+def _thunks(names: list[str]) -> str:
+    """Returns functions of no arguments, as a name may be unbound when the loop begins."""
+    return ", ".join(f"lambda: {name}" for name in names)
 
 
 def _located(node: ast.stmt, statements: list[ast.stmt]) -> list[ast.stmt]:

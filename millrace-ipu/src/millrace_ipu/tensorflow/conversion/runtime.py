@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,14 +26,8 @@ ArgumentTree = TypeVar("ArgumentTree")
 Thunks = Sequence[Callable[[], object]]
 
 
-class _Tape(Protocol):
-    def run(
-        self, function: Callable[..., Thunks], args: tuple[object, ...], location: str
-    ) -> list[Any]: ...
-
-
 def taped(
-    tape: _Tape, function: Callable[..., Thunks], args: tuple[object, ...], location: str
+    tape: Any, function: Callable[..., Thunks], args: tuple[object, ...], location: str
 ) -> list[Any]:
     """Runs the block of a gradient tape, and returns the values of the names that it binds."""
     return tape.run(function, args, location)

@@ -47,24 +47,12 @@ def function_of(
     that the compiler looks them up in cells. The new function shares the cells of the original,
     and so sees every change of them.
     """
-    free = [*original.__code__.co_freevars, RUNTIME]
-    arguments = ast.arguments(
-        posonlyargs=[],
-        args=[ast.arg(arg=name) for name in free],
-        kwonlyargs=[],
-        kw_defaults=[],
-        defaults=[],
-    )
-    outer = ast.FunctionDef(
-        name=f"{definition.name}_outer", args=arguments, body=[definition], decorator_list=[]
-    )
-    outer.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
-    module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
-    code = compile(module, original.__code__.co_filename, "exec")
-    (code,) = (x for x in code.co_consts if isinstance(x, types.CodeType))
-    code = next(
-        x for x in code.co_consts if isinstance(x, types.CodeType) and x.co_name == definition.name
-    )
+    names = [*original.__code__.co_freevars, RUNTIME]
+    module = ast.parse(f"def outer({', '.join(names)}): pass")
+    module.body[0].body = [definition]  # type: ignore[attr-defined]
+    code = compile(ast.fix_missing_locations(module), original.__code__.co_filename, "exec")
+    for name in ("outer", definition.name):
+        (code,) = (c for c in code.co_consts if getattr(c, "co_name", "") == name)
     code = code.replace(co_qualname=original.__code__.co_qualname)
     cells = dict(
         zip(original.__code__.co_freevars, original.__closure__ or (), strict=True),

@@ -9,19 +9,17 @@ installed       tf.data of TensorFlow, beside compiled functions of JAX:
 import functools
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.extend import put_in
 from millrace_ipu._compat.module_aliases import show_tensorflow
 from millrace_ipu._compat.patch_table import TENSORFLOW_ITER
 from millrace_ipu.tensorflow.data import dataset as _dataset
-from millrace_ipu.tensorflow.data.steps import INFINITE, UNKNOWN
 from millrace_ipu.tensorflow.dispatch import is_installed, real_name, real_tensorflow
 from millrace_ipu.tensorflow.iterators import DeviceIterator, gives_device_iterators
 
 AUTOTUNE = -1
-INFINITE_CARDINALITY = INFINITE
-UNKNOWN_CARDINALITY = UNKNOWN
+INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2
 
 
 class _Options:
@@ -37,17 +35,12 @@ class _Options:
         return options
 
 
-class _Countable(Protocol):
-    def cardinality(self) -> Any: ...
-
-
 class _Experimental:
     AUTOTUNE = AUTOTUNE
-    INFINITE_CARDINALITY = INFINITE
-    UNKNOWN_CARDINALITY = UNKNOWN
+    INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
     @staticmethod
-    def cardinality(dataset: _Countable) -> Any:
+    def cardinality(dataset: Any) -> Any:
         return dataset.cardinality()
 
 
@@ -59,11 +52,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if is_installed():
         return getattr(real_data(), name)
-    return (
-        _OWN[name]
-        if name in _OWN
-        else real_name(f"data.{name}", "Read the data with Dataset.from_generator()")
-    )
+    if name in _OWN:
+        return _OWN[name]
+    return real_name(f"data.{name}", "Read the data with Dataset.from_generator()")
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ fit(dataset) -> Keras asks for an adapter -> dataset.as_data_adapter() -> batche
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import keras
@@ -16,17 +16,6 @@ from millrace_ipu._compat.arrays_and_data import let_data_adapt
 from millrace_ipu.pytrees import ArrayTree
 
 
-class _Batches(Protocol):
-    """The methods that the adapter needs of a data set."""
-
-    @property
-    def element_spec(self) -> Any: ...
-
-    def as_numpy_iterator(self) -> Iterator[Any]: ...
-
-    def cardinality(self) -> np.int64: ...
-
-
 class DatasetAdapter(DataAdapter):
     """Gives Keras the batches of a data set, and their number."""
 
@@ -34,7 +23,7 @@ class DatasetAdapter(DataAdapter):
 
     def __init__(
         self,
-        dataset: _Batches,
+        dataset: Any,
         y: object = None,
         sample_weight: object = None,
         class_weight: Mapping[int, float] | None = None,
@@ -77,13 +66,8 @@ class DatasetAdapter(DataAdapter):
         shape = leaves[0].shape if leaves else None
         return shape[0] if shape else None
 
-    @property
-    def has_partial_batch(self) -> None:
-        """Unknown before the last batch is drawn."""
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Unknown before the last batch is drawn."""
+    # Unknown before the last batch is drawn.
+    has_partial_batch = partial_batch_size = None  # type: ignore[override, assignment]
 
 
 def _weighted(batch: ArrayTree, class_weight: Mapping[int, float]) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ are NumPy arrays, in tuples and dicts. In the scope of an IPUStrategy `iter(data
 compiled functions.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -39,14 +41,14 @@ class Dataset:
 
     Args:
         elements: returns a new iterator over NumPy elements at each call.
-        cardinality: number of elements, or `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`.
+        cardinality: number of elements, or `steps.INFINITE`, or `steps.UNKNOWN`.
         spec: returns the spec of the elements; None if only the first element shows it.
     """
 
     def __init__(
         self,
         elements: Callable[[], Iterator[Any]],
-        cardinality: int,
+        cardinality: float,
         spec: Callable[[], ElementSpec],
     ):
         self._elements, self._cardinality, self._make_spec = elements, cardinality, spec
@@ -69,7 +71,7 @@ class Dataset:
 
         return Dataset(
             elements,
-            steps.least(dataset._cardinality for dataset in zipped),
+            float(np.min([dataset._cardinality for dataset in zipped])),
             lambda: jax.tree.unflatten(treedef, [dataset.element_spec for dataset in zipped]),
         )
 
@@ -87,15 +89,16 @@ class Dataset:
 
     def cardinality(self) -> np.int64:
         """Returns the number of elements; -1 if it is infinite, -2 if it is unknown."""
-        return np.int64(self._cardinality)
+        number = self._cardinality
+        return np.int64(number if math.isfinite(number) else -1 if math.isinf(number) else -2)
 
     def __len__(self) -> int:
-        if self._cardinality < 0:
-            kind = "infinite" if self._cardinality == steps.INFINITE else "unknown"
+        if not math.isfinite(self._cardinality):
+            kind = "infinite" if math.isinf(self._cardinality) else "unknown"
             raise TypeError(
                 f"The length of this data set is {kind}. Use take(n), or cardinality()."
             )
-        return self._cardinality
+        return int(self._cardinality)
 
     def __bool__(self) -> bool:
         return True
@@ -115,7 +118,7 @@ class Dataset:
         return DatasetAdapter(self, **arguments)
 
     def __repr__(self) -> str:
-        return f"<millrace_ipu.tensorflow Dataset, cardinality {self._cardinality}>"
+        return f"<millrace_ipu.tensorflow Dataset, cardinality {self.cardinality()}>"
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -143,9 +146,8 @@ class Dataset:
         def elements() -> Iterator[Any]:
             return (element for element in self._elements() if call(predicate, element))
 
-        is_infinite = self._cardinality == steps.INFINITE
-        number = steps.INFINITE if is_infinite else steps.UNKNOWN
-        return Dataset(elements, number, lambda: self.element_spec)
+        number = self._cardinality if math.isinf(self._cardinality) else steps.UNKNOWN
+        return self._like(elements, number)
 
     def batch(
         self, batch_size: int, drop_remainder: bool = False, *_: object, **__: object
@@ -156,10 +158,12 @@ class Dataset:
         """
         size = whole_number("batch_size", batch_size, 1)
         number = self._cardinality
-        is_full = drop_remainder or number == steps.INFINITE or (number >= 0 and not number % size)
+        is_full = drop_remainder or math.isinf(number) or number % size == 0
+        if math.isfinite(number):
+            number = number // size if drop_remainder else -(-number // size)
         return Dataset(
             lambda: steps.batches(self._elements(), size, drop_remainder),
-            steps.in_batches(number, size, drop_remainder),
+            number,
             lambda: spec_with_rows(self.element_spec, size if is_full else None),
         )
 
@@ -175,9 +179,9 @@ class Dataset:
             return jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), self.element_spec)
 
         rows = leaves_of(self.element_spec)[0].shape[0]
-        number = self._cardinality
-        number = steps.times(number, rows) if rows is not None else min(number, steps.UNKNOWN)
-        return Dataset(elements, number, spec)
+        return Dataset(
+            elements, self._cardinality * (steps.UNKNOWN if rows is None else rows), spec
+        )
 
     def shuffle(
         self,
@@ -193,61 +197,57 @@ class Dataset:
     def repeat(self, count: int | None = None) -> "Dataset":
         """Returns `count` passes over the elements; None or -1 repeats them forever."""
         times = None if count is None or count < 0 else count
-        return self._like(
-            lambda: steps.repeated(self._elements, times), steps.times(self._cardinality, times)
-        )
+        number = self._cardinality
+        number = number * (steps.INFINITE if times is None else times) if number else 0
+        return self._like(lambda: steps.repeated(self._elements, times), number)
 
     def take(self, count: int) -> "Dataset":
         """Returns the first `count` elements; -1 means all."""
         stop = None if count < 0 else count
-        return self._like(
-            lambda: sources.islice(self._elements, 0, stop),
-            steps.at_most(self._cardinality, count),
-        )
+        number = self._cardinality if count < 0 else float(np.minimum(self._cardinality, count))
+        return self._like(lambda: itertools.islice(self._elements(), stop), number)
 
     def skip(self, count: int) -> "Dataset":
         """Returns all but the first `count` elements; -1 skips all of them."""
-        start = None if count < 0 else count
-        return self._like(
-            lambda: sources.islice(self._elements, start, None),
-            steps.without(self._cardinality, count),
-        )
+        if count < 0:
+            return self.take(0)
+        number = max(self._cardinality - count, 0)
+        return self._like(lambda: itertools.islice(self._elements(), count, None), number)
 
     def shard(self, num_shards: int, index: int) -> "Dataset":
         """Returns every `num_shards`-th element, starting at `index`."""
         number = self._cardinality
-        number = number if number < 0 else len(range(index, number, num_shards))
-        return self._like(lambda: sources.islice(self._elements, index, None, num_shards), number)
+        if math.isfinite(number):
+            number = len(range(index, int(number), num_shards))
+        elements = self._elements
+        return self._like(lambda: itertools.islice(elements(), index, None, num_shards), number)
 
     def concatenate(self, dataset: "Dataset") -> "Dataset":
         """Returns the elements of this data set, followed by those of another."""
-        return self._like(
-            lambda: sources.chained(self._elements, dataset._elements),
-            steps.joined(self._cardinality, dataset._cardinality),
-        )
+
+        def elements() -> Iterator[Any]:
+            yield from self._elements()
+            yield from dataset._elements()
+
+        return self._like(elements, self._cardinality + dataset._cardinality)
 
     def enumerate(self, start: int = 0) -> "Dataset":
         """Returns a data set of pairs: the number of an element, and the element."""
         return Dataset(
-            lambda: steps.numbers(self._elements(), start),
+            lambda: zip(map(np.int64, itertools.count(start)), self._elements(), strict=False),
             self._cardinality,
             lambda: (TensorSpec((), "int64"), self.element_spec),
         )
 
     def cache(self, filename: str = "") -> "Dataset":
         """Returns the elements, kept in memory once a whole pass has read them."""
-        del filename  # they are kept in memory in any case
         return self._like(steps.Cached(self._elements), self._cardinality)
 
     def prefetch(self, buffer_size: int | None = None) -> "Dataset":
         """Returns this data set: feeds read ahead in any case."""
-        del buffer_size
         return self
 
-    def with_options(self, options: object) -> "Dataset":
-        """Returns this data set: the options are about TensorFlow's threads."""
-        del options
-        return self
+    with_options = prefetch  # which are about TensorFlow's threads
 
     def apply(self, transformation_func: Callable[["Dataset"], DatasetResult]) -> DatasetResult:
         """Returns the result of calling a function with this data set."""
@@ -264,5 +264,5 @@ class Dataset:
             state = reduce_func(state, host_array(element))
         return state
 
-    def _like(self, elements: Callable[[], Iterator[Any]], cardinality: int) -> "Dataset":
+    def _like(self, elements: Callable[[], Iterator[Any]], cardinality: float) -> "Dataset":
         return Dataset(elements, cardinality, lambda: self.element_spec)

@@ -91,20 +91,21 @@ def mapped_spec(function: Callable[..., object], spec: ElementSpec) -> Any:
     """
     if any(leaf.shape is None for leaf in leaves_of(spec)):
         return None
-    tries = [2] if all(None not in leaf.shape for leaf in leaves_of(spec)) else [2, 3]
-    specs = []
-    for size in tries:
-        zeros = jax.tree.map(
-            lambda s, size=size: np.zeros([size if n is None else n for n in s.shape], s.dtype),
-            spec,
-        )
-        specs.append(spec_of(mapped(function, zeros)))
-    return jax.tree.map(_common, *specs)
+
+    def results(size: int) -> Any:
+        def zeros(s: Any) -> np.ndarray:
+            return np.zeros([size if n is None else n for n in s.shape], s.dtype)
+
+        return spec_of(mapped(function, jax.tree.map(zeros, spec)))
+
+    if all(None not in leaf.shape for leaf in leaves_of(spec)):
+        return results(2)
+    return jax.tree.map(_common, results(2), results(3))
 
 
-def _common(first: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    shapes = zip(first.shape or (), *(other.shape or () for other in others), strict=True)
-    return TensorSpec(tuple(s[0] if len(set(s)) == 1 else None for s in shapes), first.dtype)
+def _common(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    sizes = zip(one.shape or (), other.shape or (), strict=True)
+    return TensorSpec(tuple(n if n == m else None for n, m in sizes), one.dtype)
 
 
 def stacked(elements: Sequence[ArrayTree]) -> Any:

@@ -1,6 +1,5 @@
 """Sources of data sets: arrays, generators, ranges. Each is a class method of `Dataset`."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from millrace_ipu.tensorflow.data.elements import (
 from millrace_ipu.tensorflow.dtypes import as_dtype
 
 Stream = TypeVar("Stream")  # the class `Dataset`, which has these functions as class methods
-StreamClass = Callable[[Callable[[], Iterator[Any]], int, Callable[[], ElementSpec]], Stream]
+StreamClass = Callable[[Callable[[], Iterator[Any]], float, Callable[[], ElementSpec]], Stream]
 
 
 def from_tensor_slices(
@@ -31,7 +30,6 @@ def from_tensor_slices(
     Raises:
         DataError: if the arrays have different numbers of rows.
     """
-    del name
     arrays = as_element(tensors)
     sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(arrays)}
     if len(sizes) != 1 or None in sizes:
@@ -61,7 +59,6 @@ _PAIR = jax.tree.structure((0, 0))
 
 def from_tensors(cls: StreamClass[Stream], tensors: object, name: str | None = None) -> Stream:
     """Returns a data set of one element."""
-    del name
     element = as_element(tensors)
     return cls(lambda: iter([element]), 1, lambda: spec_of(element))
 
@@ -73,7 +70,6 @@ def from_range(
     name: str | None = None,
 ) -> Stream:
     """Returns a data set of the numbers of Python's `range`."""
-    del name
     numbers, dtype = range(*map(int, args)), as_dtype(output_type)
     return cls(lambda: map(dtype.type, numbers), len(numbers), lambda: TensorSpec((), dtype))
 
@@ -101,7 +97,6 @@ def from_generator(
     Raises:
         OptionError: if `generator` is not a function, or neither types nor a signature are set.
     """
-    del name
     if not callable(generator):
         raise OptionError(
             f"from_generator() takes a function that returns an iterator. Received: "
@@ -114,9 +109,12 @@ def from_generator(
         )
     signature: Any = output_signature
     if signature is None:
-        shapes = iter(_flat_shapes(output_shapes, len(jax.tree.leaves(output_types))))
-        signature = jax.tree.map(
-            lambda dtype: TensorSpec(next(shapes), as_dtype(dtype)), output_types
+        dtypes, treedef = jax.tree.flatten(output_types)
+        shapes: list[Any] = [None] * len(dtypes)
+        if output_shapes is not None:
+            shapes = jax.tree.leaves(output_shapes, is_leaf=_is_shape)
+        signature = jax.tree.unflatten(
+            treedef, [TensorSpec(s, as_dtype(d)) for s, d in zip(shapes, dtypes, strict=True)]
         )
 
     def elements() -> Iterator[Any]:
@@ -154,26 +152,5 @@ def _fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) -> bool
     return same and all(b in (None, a) for a, b in zip(shape, declared, strict=True))
 
 
-def _flat_shapes(shapes: object, number: int) -> list[Any]:
-    if shapes is None:
-        return [None] * number
-    if number == 1:
-        return [shapes if _is_shape(shapes) else jax.tree.leaves(shapes, is_leaf=_is_shape)[0]]
-    return jax.tree.leaves(shapes, is_leaf=_is_shape)
-
-
 def _is_shape(value: object) -> bool:
     return isinstance(value, list | tuple) and all(n is None or isinstance(n, int) for n in value)
-
-
-def islice(
-    elements: Callable[[], Iterator[Any]], start: int | None, stop: int | None, step: int = 1
-) -> Iterator[Any]:
-    """Returns a slice of the elements; none of them if `start` is None."""
-    return iter(()) if start is None else itertools.islice(elements(), start, stop, step)
-
-
-def chained(*streams: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Yields the elements of several streams in turn; each is opened when the last has ended."""
-    for elements in streams:
-        yield from elements()

@@ -1,8 +1,8 @@
-"""Transformations of streams of elements, and of the number of elements in them."""
+"""Transformations of streams of elements."""
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.data.elements import stacked
 
-INFINITE = -1
-UNKNOWN = -2
+# Numbers of elements, with which Python computes: an infinite number minus 3 is infinite.
+INFINITE, UNKNOWN = float("inf"), float("nan")
 
 
 class Shuffled:
@@ -87,53 +87,3 @@ def repeated(elements: Callable[[], Iterator[ArrayTree]], count: int | None) -> 
             yield element
         if is_empty:
             return
-
-
-def numbers(elements: Iterable[ArrayTree], start: int) -> Iterator[Any]:
-    """Yields pairs of a number and an element."""
-    for number, element in enumerate(elements, start):
-        yield np.int64(number), element
-
-
-def least(cardinalities: Iterable[int]) -> int:
-    """Returns the number of elements of zipped data sets."""
-    numbers = list(cardinalities)
-    finite = [n for n in numbers if n >= 0]
-    return UNKNOWN if UNKNOWN in numbers else min(finite) if finite else INFINITE
-
-
-def times(cardinality: int, count: int | None) -> int:
-    """Returns the number of elements of several passes."""
-    if cardinality == 0 or count == 0:
-        return 0
-    if count is None:
-        return INFINITE
-    return cardinality if cardinality < 0 else cardinality * count
-
-
-def at_most(cardinality: int, count: int) -> int:
-    """Returns the number of elements after `take(count)`; -1 takes all."""
-    if count < 0:
-        return cardinality
-    return count if cardinality == INFINITE else min(cardinality, count) if cardinality >= 0 else -2
-
-
-def without(cardinality: int, count: int) -> int:
-    """Returns the number of elements after `skip(count)`; -1 skips all."""
-    if count < 0:
-        return 0
-    return max(cardinality - count, 0) if cardinality >= 0 else cardinality
-
-
-def in_batches(cardinality: int, size: int, drop_remainder: bool) -> int:
-    """Returns the number of batches."""
-    if cardinality < 0:
-        return cardinality
-    return cardinality // size if drop_remainder else -(-cardinality // size)
-
-
-def joined(first: int, second: int) -> int:
-    """Returns the number of elements of one data set followed by another."""
-    if INFINITE in (first, second):
-        return INFINITE
-    return UNKNOWN if UNKNOWN in (first, second) else first + second

@@ -11,21 +11,11 @@ from millrace_ipu.ipu.keras.extensions.arguments import (
 from millrace_ipu.ipu.keras.extensions.building import FunctionalExtension as FunctionalExtension
 from millrace_ipu.ipu.keras.extensions.building import ModelExtension as ModelExtension
 from millrace_ipu.ipu.keras.extensions.building import SequentialExtension as SequentialExtension
-from millrace_ipu.ipu.keras.extensions.stages import (
-    FunctionalLayerPipelineStageAssignment as FunctionalLayerPipelineStageAssignment,
-)
-from millrace_ipu.ipu.keras.extensions.stages import (
-    FunctionalNestedModelPipelineStageAssignment as FunctionalNestedModelPipelineStageAssignment,
-)
-from millrace_ipu.ipu.keras.extensions.stages import (
-    ModelLayerPipelineStageAssignment as ModelLayerPipelineStageAssignment,
-)
-from millrace_ipu.ipu.keras.extensions.stages import (
-    NestedModelPipelineStageAssignment as NestedModelPipelineStageAssignment,
-)
-from millrace_ipu.ipu.keras.extensions.stages import (
-    SequentialLayerPipelineStageAssignment as SequentialLayerPipelineStageAssignment,
-)
-from millrace_ipu.ipu.keras.extensions.stages import (
-    SequentialNestedModelPipelineStageAssignment as SequentialNestedModelPipelineStageAssignment,
+from millrace_ipu.ipu.keras.extensions.stages import (  # noqa: F401 - names of this module
+    FunctionalLayerPipelineStageAssignment,
+    FunctionalNestedModelPipelineStageAssignment,
+    ModelLayerPipelineStageAssignment,
+    NestedModelPipelineStageAssignment,
+    SequentialLayerPipelineStageAssignment,
+    SequentialNestedModelPipelineStageAssignment,
 )

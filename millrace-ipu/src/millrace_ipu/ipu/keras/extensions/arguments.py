@@ -24,7 +24,7 @@ from millrace_ipu.ipu.ops.pipeline_options import (
 STEPS = "gradient_accumulation_steps_per_replica"
 
 
-Check: TypeAlias = Callable[[str, object], None]  # of an argument's name and value
+Check: TypeAlias = Callable[[str, object], object]  # of an argument's name and value
 
 
 class ReplicatedMetricReductionMethod(enum.Enum):
@@ -114,14 +114,6 @@ def _without_effect(advice: str) -> Check:
     return warn
 
 
-def _iterations(name: str, value: object) -> None:
-    whole_number(name, value, 1)
-
-
-def _continuous(name: str, value: object) -> None:
-    refuse_continuous_updates(value)
-
-
 def _stage_options(name: str, value: object) -> None:
     if value is not None:
         list_of_options(name, value)
@@ -145,7 +137,7 @@ PIPELINING: Mapping[str, Check] = {
     "offload_gradient_accumulation_buffers": _switch,
     "replicated_weight_sharding": _switch,
     "offload_weights": _switch,
-    "batch_serialization_iterations": _iterations,
-    "continuous_weight_updates": _continuous,
+    "batch_serialization_iterations": lambda name, value: whole_number(name, value, 1),
+    "continuous_weight_updates": lambda _, value: refuse_continuous_updates(value),
     "accumulate_outfeed_dtype": _without_effect("Metrics accumulate in their own dtype."),
 }

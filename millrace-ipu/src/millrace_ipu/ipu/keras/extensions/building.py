@@ -38,37 +38,26 @@ def is_extended(model: object) -> bool:
 
 
 class _ExtensionType(type):
-    describes: Callable[[object], bool]
-
     def __instancecheck__(cls, model: object) -> bool:
-        return is_extended(model) and cls.describes(model)
+        return is_extended(model) and cls.__name__ == _kind(model)
+
+
+def _kind(model: object) -> str:
+    if isinstance(model, keras.Sequential):
+        return "SequentialExtension"
+    return "FunctionalExtension" if is_functional(model) else "ModelExtension"
 
 
 class SequentialExtension(metaclass=_ExtensionType):
     """An extended `keras.Sequential`."""
 
-    @staticmethod
-    def describes(model: object) -> bool:
-        """Whether a model is a `keras.Sequential`, extended or not."""
-        return isinstance(model, keras.Sequential)
-
 
 class FunctionalExtension(metaclass=_ExtensionType):
-    """An extended Functional model."""
-
-    @staticmethod
-    def describes(model: object) -> bool:
-        """Whether a model is made of inputs and outputs, extended or not."""
-        return is_functional(model) and not isinstance(model, keras.Sequential)
+    """An extended Functional model: made of inputs and outputs."""
 
 
 class ModelExtension(metaclass=_ExtensionType):
     """An extended subclass of `keras.Model` with a `call`."""
-
-    @staticmethod
-    def describes(model: object) -> bool:
-        """Whether a model is neither Functional nor a Sequential, extended or not."""
-        return not is_functional(model) and not isinstance(model, keras.Sequential)
 
 
 def build_checking_stages(

@@ -82,9 +82,9 @@ def steps_of_execution(
     counted = replicas_as_one(setup)
     numbers = _Numbers(setup, settings, mode, steps_per_execution, steps, counted)
     if numbers.taken % numbers.multiple:
-        raise PlanError(numbers.no_multiple())
+        raise PlanError(numbers.message())
     if numbers.available % numbers.taken:
-        raise DataError(numbers.no_divisor())
+        raise DataError(numbers.message())
     return numbers.taken * counted
 
 
@@ -125,23 +125,19 @@ class _Numbers:
         """The number of which an execution is a multiple."""
         return self.at_once * self.setup.replicas // self.counted
 
-    def no_multiple(self) -> str:
-        """Returns the message for an execution that is no whole number of updates or rounds."""
-        return f"{self._shown()} must be {self._rule()}. {self._counts()} {self._advice()}"
-
-    def no_divisor(self) -> str:
-        """Returns the message for an epoch that is no whole number of executions."""
-        per = " for each replica" if self.counted > 1 else ""
-        return (
-            f"The epoch has {self.available} steps{per}, which are not a multiple of "
-            f"{self._shown()}. {self._counts()} {self._advice()}"
-        )
-
-    def _shown(self) -> str:
-        given, name = f"steps_per_execution={self.steps_per_execution}", self.setup.model.name
+    def message(self) -> str:
+        """Returns what is wrong with these numbers, and numbers that work."""
+        shown = f"steps_per_execution={self.steps_per_execution}"
         if self.taken < self.steps_per_execution:
-            given += f", truncated to the {self.taken} steps of the epoch,"
-        return f"{given} of {name!r}"
+            shown += f", truncated to the {self.taken} steps of the epoch,"
+        shown += f" of {self.setup.model.name!r}"
+        if self.taken % self.multiple:
+            wrong = f"{shown} must be {self._rule()}."
+        else:
+            per = " for each replica" if self.counted > 1 else ""
+            steps = f"{self.available} steps{per}"
+            wrong = f"The epoch has {steps}, which are not a multiple of {shown}."
+        return f"{wrong} {self._counts()} {self._advice()}"
 
     def _rule(self) -> str:
         replicas, counts_one = self.setup.replicas, self.counted == self.setup.replicas
@@ -167,17 +163,15 @@ class _Numbers:
         if self.counted > 1:
             return (
                 f"It counts the batches of one replica, of which an epoch of {self.steps} batches "
-                f"has {self.available}, for {replicas} replicas."
+                f"has {self.available}, for {replicas} replicas. Release 2.4 counted those of "
+                f"all: set {VARIABLE}=2.4 for its programs."
             )
         return (
             f"It counts the batches of all {replicas} replicas, as release 2.4 did; an epoch has "
-            f"{self.steps}."
+            f"{self.steps}. Later releases count those of one: unset {VARIABLE} for their programs."
         )
 
     def _advice(self) -> str:
-        right = self._other_release()
-        if right:
-            return right
         values = _near(self.steps_per_execution, self.multiple, self.available)
         if values:
             return f"Set steps_per_execution to {' or '.join(map(str, values))} in compile()."
@@ -190,31 +184,6 @@ class _Numbers:
             f"Give an epoch {total} batches (where {name} is set, {name}={total}; else data of "
             f"{total} batches, {data}), and set steps_per_execution to "
             f"{' or '.join(map(str, values))} in compile()."
-        )
-
-    def _other_release(self) -> str:
-        """Returns the advice to count as another release, if the number is right there."""
-        replicas = self.setup.replicas
-        if replicas == 1:
-            return ""
-        counted = 1 if self.counted > 1 else replicas
-        other = _Numbers(
-            self.setup, self.settings, self.mode, self.steps_per_execution, self.steps, counted
-        )
-        if self.steps % counted or self.steps_per_execution > other.available:
-            return ""
-        if other.taken % other.multiple or other.available % other.taken:
-            return ""
-        if counted == 1:
-            return (
-                f"As release 2.4 counted, over all replicas, {self.steps_per_execution} is right "
-                f"for an epoch of {self.steps} batches: set {VARIABLE}=2.4, or "
-                f"steps_per_execution to {self.steps_per_execution // replicas} in compile()."
-            )
-        return (
-            f"As release 2.5 and later count, for one replica, {self.steps_per_execution} is "
-            f"right: unset {VARIABLE}, or set steps_per_execution to "
-            f"{self.steps_per_execution * replicas} in compile()."
         )
 
 

@@ -6,7 +6,7 @@ extend(model)
     *_pipeline_stage_* -> stages.py
     build              -> building.py
     save, get_config   -> saving.py
-    export_for_ipu_serving             -> serving.py      raises
+    export_for_ipu_serving             raises: there is no server here that loads such an export
     fit, evaluate, predict
         data of Python code          is refused, before Keras draws from it
         set_asynchronous_callbacks   is off in fit and evaluate where accumulate_outfeed is on
@@ -37,12 +37,13 @@ from millrace_ipu.ipu.keras.extensions.saving import (
     revive_from_configs,
     save_assets_with_settings,
 )
-from millrace_ipu.ipu.keras.extensions.serving import export_for_ipu_serving
 from millrace_ipu.ipu.keras.extensions.setters import SETTERS
 from millrace_ipu.ipu.keras.extensions.settings import rules_of, settings_of
 from millrace_ipu.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
 from millrace_ipu.ipu.pre_compile import compiled, pre_compiles
 from millrace_ipu.tensorflow.iterators import device_iterators
+from millrace_ipu.tensorflow.replacements import SERVING
+from millrace_ipu.tensorflow.unsupported import Unsupported
 
 logger = logging.getLogger("millrace")
 LOOPS = ("fit", "evaluate", "predict")
@@ -68,7 +69,7 @@ def extend(model: keras.Model) -> None:
     elif is_functional(model):
         added["build"] = build_checking_stages(model.build, controller)
     added["get_config"] = get_config_with_settings(model.get_config, controller)
-    added["export_for_ipu_serving"] = export_for_ipu_serving
+    added["export_for_ipu_serving"] = Unsupported("model.export_for_ipu_serving", lambda _: SERVING)
     if instances is not None:
         added |= dict.fromkeys(ONE_BATCH, instances.refuse_one_batch)
     for name, value in added.items():
@@ -107,20 +108,22 @@ def around(name: str, loop: Callable[..., object], controller: Controller) -> Ca
             first = kwargs.get("initial_epoch", 0)
             rules = replace(rules_of(controller), epochs=max(epochs - first, 1))
             controller.put_rules(rules)
-        if not _ignores_asynchronous(name, controller):
+        ignores = _ignores_asynchronous(name, controller)
+        if ignores:
+            _call_asynchronously(controller, False)
+        try:
             with device_iterators(False):  # Keras reads data sets in Python
                 return loop(x, *args, **kwargs)
-        options = controller.setup.options
-        controller.put_options(replace(options, asynchronous_callbacks=False), True)
-        try:
-            with device_iterators(False):
-                return loop(x, *args, **kwargs)
         finally:
-            controller.put_options(
-                replace(controller.setup.options, asynchronous_callbacks=True), True
-            )
+            if ignores:
+                _call_asynchronously(controller, True)
 
     return run
+
+
+def _call_asynchronously(controller: Controller, is_on: bool) -> None:
+    options = replace(controller.setup.options, asynchronous_callbacks=is_on)
+    controller.put_options(options, True)
 
 
 def _ignores_asynchronous(name: str, controller: Controller) -> bool:

@@ -29,7 +29,7 @@ from millrace.extend import (
     texts_of_all,
 )
 from millrace_ipu.ipu.config import current_system
-from millrace_ipu.ipu.config.processes import processes_of
+from millrace_ipu.ipu.config.devices import processes_of
 from millrace_ipu.ipu.distributed.collectives import broadcast
 from millrace_ipu.pytrees import ArrayTree
 
@@ -142,14 +142,10 @@ class _OwnPart:
 
     def as_data_adapter(self, **_: object) -> "_OwnPartAdapter":
         x = self._arguments.get("x")
-        adapt = getattr(x, "as_data_adapter", None)
-        if adapt is not None:
-            own = adapt(**{name: self._arguments.get(name) for name in _DATA[1:]})
-        else:
-            names = (*_DATA, "batch_size", "steps_per_epoch", "shuffle")
-            own = get_data_adapter(
-                **{name: self._arguments[name] for name in names if name in self._arguments}
-            )
+        adapt, names = getattr(x, "as_data_adapter", None), _DATA[1:]
+        if adapt is None:
+            adapt, names = get_data_adapter, (*_DATA, "batch_size", "steps_per_epoch", "shuffle")
+        own = adapt(**{name: self._arguments[name] for name in names if name in self._arguments})
         return _OwnPartAdapter(own, self._instances, self._setup)
 
     def cardinality(self) -> int:
@@ -176,17 +172,9 @@ class _OwnPartAdapter(DataAdapter):
         own = self._own.num_batches
         return None if own is None else own * self._instances.count
 
-    @property
-    def batch_size(self) -> int | None:
-        return self._own.batch_size
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        return self._own.has_partial_batch
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        return self._own.partial_batch_size
+    batch_size = property(lambda self: self._own.batch_size)  # type: ignore[override]
+    has_partial_batch = property(lambda self: self._own.has_partial_batch)  # type: ignore[override]
+    partial_batch_size = property(lambda self: self._own.partial_batch_size)  # type: ignore[override]
 
     def on_epoch_begin(self) -> None:
         self._own.on_epoch_begin()

@@ -20,7 +20,7 @@ set_infeed_queue_options
 set_outfeed_queue_options                without effect: results wait on the host, without limit
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -91,35 +91,26 @@ def native_options(settings: Settings, before: Options, recomputes: bool) -> Opt
             reduction=own.reduction,
             dtype=accumulator_dtype(own.more.get("dtype")),
         ),
-        pipelining=pipelining(settings, before.pipelining),
+        pipelining=_pipelining(settings, before.pipelining),
         replication=replace(
             before.replication,
             metrics=settings.metrics,
             shard_optimizer_state=bool(shards),
             shard_weights=bool(more.get("replicated_weight_sharding")),
         ),
-        recomputation=recomputation(settings, recomputes),
+        recomputation=_recomputation(settings, recomputes),
         offload=Offload(
             optimizer_state=offloads,
             activations=more.get("offload_activations"),
             accumulators=more.get("offload_gradient_accumulation_buffers"),
             weights=more.get("offload_weights"),
         ),
-        feed=feed(settings),
+        feed=_feed(settings),
         asynchronous_callbacks=settings.asynchronous,
     )
 
 
-def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
-    """Returns the native options of a pipeline.
-
-    Args:
-        settings: of the model.
-        before: the native options so far; those without a setter stay.
-
-    Raises:
-        DTypeError: for a setting of another type.
-    """
+def _pipelining(settings: Settings, before: Pipelining) -> Pipelining:
     own = settings.pipelining
 
     def stage_options(stages: str) -> tuple[Mapping[str, Any], ...] | None:
@@ -143,16 +134,7 @@ def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
     )
 
 
-def recomputation(settings: Settings, recomputes: bool) -> Recomputation:
-    """Returns the native options of recomputation.
-
-    Args:
-        settings: of the model.
-        recomputes: whether the configuration allows recomputation.
-
-    Raises:
-        UnsupportedError: for a mode that does not go with the schedule.
-    """
+def _recomputation(settings: Settings, recomputes: bool) -> Recomputation:
     mode = settings.pipelining.more.get("recomputation_mode")
     native_mode = recomputation_of(mode, settings.schedule, recomputes)
     if mode is None and recomputes:
@@ -161,7 +143,7 @@ def recomputation(settings: Settings, recomputes: bool) -> Recomputation:
     return Recomputation(mode=RecomputationMode(native_mode))
 
 
-def feed(settings: Settings) -> Feed:
+def _feed(settings: Settings) -> Feed:
     """Returns the native options of the infeed, without values that `check_queues` refuses."""
     options = settings.infeed.items()
     return Feed(**{name: value for name, value in options if name in _FEED and _fits(name, value)})
@@ -180,25 +162,18 @@ def check_queues(settings: Settings) -> None:
     Raises:
         OptionError: for an unknown option, or a depth out of range.
     """
-    setter = "set_infeed_queue_options"
-    _check_queue(setter, settings.infeed, _INFEED, "prefetch_depth", 255)
-    setter, options = "set_outfeed_queue_options", settings.outfeed
-    _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
-    if options:
+    for setter, options, names, depth, most in (
+        ("set_infeed_queue_options", settings.infeed, _INFEED, "prefetch_depth", 255),
+        ("set_outfeed_queue_options", settings.outfeed, _OUTFEED, "buffer_depth", None),
+    ):
+        refuse_unknown(setter, [name for name in options if name not in names], names, {})
+        value = whole_number(depth, options.get(depth, 1), 1)
+        if most is not None and value > most:
+            raise OptionError(
+                f"{depth} must be at most {most}. Received: {value}. Set {depth}={most} or less in "
+                f"model.{setter}()."
+            )
+    if settings.outfeed:
         warn_no_effect(
             "buffer_depth", "Results wait on the host until they are read, without limit."
-        )
-
-
-def _check_queue(
-    setter: str, options: Mapping[str, object], names: Collection[str], depth: str, most: int | None
-) -> None:
-    refuse_unknown(setter, [name for name in options if name not in names], names, {})
-    if depth not in options:
-        return
-    value = whole_number(depth, options[depth], 1)
-    if most is not None and value > most:
-        raise OptionError(
-            f"{depth} must be at most {most}. Received: {value}. Set {depth}={most} or less in "
-            f"model.{setter}()."
         )

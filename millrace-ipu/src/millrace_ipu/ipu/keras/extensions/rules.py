@@ -35,8 +35,29 @@ class IPURules(ExtendedRules):
     runs_uncompiled = False
 
     def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
-        """Returns a power of two; see the function of this name."""
-        return devices_of_replica(stages, mapping, number)
+        """Returns the number of devices for one replica of a pipeline: a power of two.
+
+        Args:
+            stages: their number.
+            mapping: the device of each stage within a replica.
+            number: of devices of the strategy.
+
+        Raises:
+            OptionError: if the mapping has another length than the stages, or the devices are not
+                a whole number of replicas.
+        """
+        try:
+            used = groups_needed(stages, mapping, max(mapping) + 1)
+        except PlanError as error:
+            raise OptionError(str(error)) from None  # a ValueError, as it was on the IPU
+        size = 1 << (used - 1).bit_length()
+        if number < size or number % size:
+            raise OptionError(
+                f"The pipeline takes {used} devices, and one replica {size}, a power of two. The "
+                f"strategy has {number}. Set auto_select_ipus to a multiple of {size}, or let "
+                "stages share devices with device_mapping in set_pipelining_options()."
+            )
+        return size
 
     def check(self, setup: Setup, mode: Mode) -> None:
         """Refuses overrides, queue options, and pipelines that the IPU would not run.
@@ -63,8 +84,7 @@ class IPURules(ExtendedRules):
         self, setup: Setup, mode: Mode, adapter: DataAdapter, arguments: Mapping[str, object]
     ) -> None:
         """Refuses data of an unknown or unsuitable size; see `check_batches`."""
-        epochs = self.epochs if mode is Mode.TRAIN else 1
-        check_batches(adapter, arguments, mode, epochs)
+        check_batches(adapter, arguments, mode, self.epochs if mode is Mode.TRAIN else 1)
         if self.instances is not None:
             self.instances.check_parts(adapter)
 
@@ -94,45 +114,12 @@ class IPURules(ExtendedRules):
             return super().steps_of_execution(setup, mode, steps_per_execution, steps, rows)
         execution_steps = steps_of_execution(setup, self.settings, mode, steps_per_execution, steps)
         if mode is Mode.TRAIN:
-            log_update(setup, execution_steps, steps, rows)
+            _log_update(setup, execution_steps, steps, rows)
         return execution_steps
 
 
-def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
-    """Returns the number of devices for one replica of a pipeline: a power of two.
-
-    Args:
-        stages: their number.
-        mapping: the device of each stage within a replica.
-        number: of devices of the strategy.
-
-    Raises:
-        OptionError: if the mapping has another length than the stages, or the devices are not a
-            whole number of replicas.
-    """
-    try:
-        used = groups_needed(stages, mapping, max(mapping) + 1)
-    except PlanError as error:
-        raise OptionError(str(error)) from None  # a ValueError, as it was on the IPU
-    size = 1 << (used - 1).bit_length()
-    if number < size or number % size:
-        raise OptionError(
-            f"The pipeline takes {used} devices, and one replica {size}, a power of two. The "
-            f"strategy has {number}. Set auto_select_ipus to a multiple of {size}, or let stages "
-            "share devices with device_mapping in set_pipelining_options()."
-        )
-    return size
-
-
-def log_update(setup: Setup, execution_steps: int, steps: int, rows: int | None) -> None:
-    """Logs the size of one update.
-
-    Args:
-        setup: of the model.
-        execution_steps: steps of an execution.
-        steps: of an epoch.
-        rows: of a batch; None if unknown.
-    """
+def _log_update(setup: Setup, execution_steps: int, steps: int, rows: int | None) -> None:
+    """Logs the size of one update: `rows` of a batch, None if unknown."""
     update_steps, model = setup.update_steps(Mode.TRAIN), setup.model
     if execution_steps == setup.replicas > 1:
         logger.info(

@@ -11,19 +11,12 @@ import json
 import logging
 import pathlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import keras
 
 from millrace.errors import MillraceError, OptionError
-from millrace.extend import (
-    Controller,
-    MetricReduction,
-    controller_of,
-    from_json,
-    to_json,
-)
+from millrace.extend import Controller, MetricReduction, controller_of, from_json, to_json
 from millrace_ipu._compat.keras_models import after_from_config
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.keras.extensions.building import is_extended
@@ -76,7 +69,7 @@ def _restore(controller: Controller, data: bytes | Entry, where: str) -> None:
         MillraceError: if no setter would take them.
     """
     try:
-        put_dict(controller, json.loads(data) if isinstance(data, bytes) else data)
+        _put_dict(controller, json.loads(data) if isinstance(data, bytes) else data)
     except MillraceError:
         raise
     except (*_WRONG, RecursionError) as error:
@@ -138,28 +131,31 @@ def as_dict(controller: Controller) -> Entry:
     return {
         "gradient_accumulation": _accumulating(settings.accumulation),
         "pipelining": _accumulating(settings.pipelining),
-        "device_mapping": settings.device_mapping and list(settings.device_mapping),
-        "accumulate_outfeed": settings.accumulate_outfeed,
-        "asynchronous_callbacks": settings.asynchronous,
+        **{entry: getattr(settings, name) for entry, name in _SAME.items()},
         "replicated_metric_reduction_method": settings.metrics.value,
-        "infeed_queue": dict(settings.infeed),
-        "outfeed_queue": dict(settings.outfeed),
         "stages": None if assignment is None else to_json(assignment, model),
     }
 
 
-def put_dict(controller: Controller, data: Entry) -> None:
+_SAME = {  # entries of the file, and attributes of the settings
+    "device_mapping": "device_mapping",
+    "accumulate_outfeed": "accumulate_outfeed",
+    "asynchronous_callbacks": "asynchronous",
+    "infeed_queue": "infeed",
+    "outfeed_queue": "outfeed",
+}
+
+
+def _put_dict(controller: Controller, data: Entry) -> None:
     """Puts the result of `as_dict` in force. Missing entries get their defaults."""
-    mapping = data.get("device_mapping")
+    same = {name: data[entry] for entry, name in _SAME.items() if entry in data}
+    mapping = same.pop("device_mapping", None)
     settings = Settings(
         accumulation=_from_dict(data.get("gradient_accumulation")),
         pipelining=_from_dict(data.get("pipelining")),
         device_mapping=None if mapping is None else tuple(mapping),
-        accumulate_outfeed=data.get("accumulate_outfeed", False),
-        asynchronous=data.get("asynchronous_callbacks", False),
         metrics=MetricReduction(data.get("replicated_metric_reduction_method", "none")),
-        infeed=data.get("infeed_queue", {}),
-        outfeed=data.get("outfeed_queue", {}),
+        **same,
     )
     put(controller, settings)
     if data.get("stages") is not None:
@@ -175,10 +171,9 @@ def _accumulating(settings: Accumulating) -> Entry:
 
 
 def _from_dict(data: Entry | None) -> Accumulating:
-    data, default = data or {}, Accumulating()
-    return replace(
-        default,
+    data = data or {}
+    return Accumulating(
         steps=data.get("steps"),
-        method=Method[data.get("reduction_method", default.method.name)],
+        method=Method[data.get("reduction_method", Method.SUM.name)],
         normalizes=data.get("normalize", False),
     )

@@ -6,8 +6,8 @@ reset_pipeline_stage_assignment           the native one
 print_pipeline_stage_assignment_summary   the native one, without the costs of stages
 add, pop                                  Keras's; they log that stages must be set again
 
-native list            -> `with_ipu_names` -> list for a program
-list of a program      -> `check_names`    -> native, since the classes derive from native ones
+native list            -> `_with_ipu_names` -> list for a program
+list of a program      -> `_check_names`    -> native, since the classes derive from native ones
 
 SequentialLayerPipelineStageAssignment         in a Sequential  -> PipelineStageAssignment
 FunctionalLayerPipelineStageAssignment         in a Functional  -> PipelineStageAssignment
@@ -21,13 +21,12 @@ Each method takes the controller of its model first, as the native methods do.
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import keras
 
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.extend import (
-    Assignment,
     Controller,
     NestedPipelineStageAssignment,
     PipelineStageAssignment,
@@ -73,10 +72,8 @@ class SequentialNestedModelPipelineStageAssignment(NestedPipelineStageAssignment
         super().__init__(nested_model, 0, pipeline_stage_assignments)
 
 
-Classes: TypeAlias = tuple[
-    type[PipelineStageAssignment], type[NestedPipelineStageAssignment]
-]  # for a layer, and for a nested model
-_CLASSES: dict[str, Classes] = {
+# For each kind of model the classes for a layer, and for a nested model.
+_CLASSES: dict[str, tuple[Any, Any]] = {
     "Sequential": (
         SequentialLayerPipelineStageAssignment,
         SequentialNestedModelPipelineStageAssignment,
@@ -105,7 +102,7 @@ def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
         items = controller.setup.stages.get()
     except PlanError:  # layers were added or removed
         items = get_assignment(model, None)
-    return with_ipu_names(model, items)
+    return _with_ipu_names(model, items)
 
 
 def set_pipeline_stage_assignment(
@@ -124,7 +121,7 @@ def set_pipeline_stage_assignment(
         UnsupportedError: for a subclassed model without a `call`.
     """
     _check_call(controller.model)
-    check_names(controller.model, pipeline_stage_assignment)
+    _check_names(controller.model, pipeline_stage_assignment)
     controller.setup.stages.set(pipeline_stage_assignment)
     controller.put_options(controller.setup.options)
 
@@ -147,8 +144,11 @@ def print_pipeline_stage_assignment_summary(
         line_length: width of a line in characters. None is 89, for a Sequential 60.
         print_fn: called with each line. None is `print`.
     """
-    assignment = controller.setup.stages.assignment()
-    for line in ipu_summary_lines(controller.model, assignment, line_length):
+    assignment, calls = controller.setup.stages.assignment(), find_calls(controller.model)
+    stages = None
+    if assignment is not None:
+        stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
+    for line in summary_lines(controller.model, calls, stages, line_length):
         (print_fn or print)(line)
 
 
@@ -193,7 +193,7 @@ def _log_change(controller: Controller) -> None:
         )
 
 
-def with_ipu_names(model: keras.Model, items: Iterable[AnyAssignment]) -> list[AnyAssignment]:
+def _with_ipu_names(model: keras.Model, items: Iterable[AnyAssignment]) -> list[AnyAssignment]:
     """Returns the objects of a native list in the classes of IPU programs.
 
     A nested model without stages starts with the stages that were assigned to it by itself.
@@ -202,7 +202,7 @@ def with_ipu_names(model: keras.Model, items: Iterable[AnyAssignment]) -> list[A
         model: the model that makes the calls.
         items: as `get_pipeline_stage_assignment` returns them.
     """
-    layer_class, nested_class = cast(tuple[Any, Any], classes_of(model))
+    layer_class, nested_class = _CLASSES[_kind(model)]
     objects: list[AnyAssignment] = []
     for item in items:
         is_sequential = layer_class is SequentialLayerPipelineStageAssignment
@@ -210,7 +210,7 @@ def with_ipu_names(model: keras.Model, items: Iterable[AnyAssignment]) -> list[A
         if isinstance(item, NestedPipelineStageAssignment):
             inner = item.pipeline_stage_assignments
             _take_own_stages(item.nested_model, inner)
-            named = with_ipu_names(item.nested_model, inner)
+            named = _with_ipu_names(item.nested_model, inner)
             objects.append(nested_class(item.nested_model, *index, named))
         else:
             inbound = {} if is_sequential else {"inbound_layers": item.inbound_layers}
@@ -230,49 +230,26 @@ def _take_own_stages(model: keras.Model, items: list[AnyAssignment]) -> None:
             item.pipeline_stage_assignments[:] = own.pipeline_stage_assignments
 
 
-def check_names(model: keras.Model, assignments: object) -> None:
+def _check_names(model: keras.Model, assignments: object) -> None:
     """Checks that a list has objects of the model's classes; the native check does the others.
 
     Raises:
         OptionError: for an object for another kind of model.
     """
-    classes = classes_of(model)
+    classes = _CLASSES[_kind(model)]
     for number, item in enumerate(assignments if isinstance(assignments, list) else ()):
         if isinstance(item, AnyAssignment) and not isinstance(item, classes):
             raise OptionError(
                 f"Element {number} for the model '{model.name}' is a {type(item).__name__}. A "
-                f"{kind_of_model(model)} takes a {classes[0].__name__} for each layer call and a "
+                f"{_kind(model)} takes a {classes[0].__name__} for each layer call and a "
                 f"{classes[1].__name__} for each nested model, as get_pipeline_stage_assignment() "
                 "returns them."
             )
         if isinstance(item, NestedPipelineStageAssignment):
-            check_names(item.nested_model, item.pipeline_stage_assignments)
+            _check_names(item.nested_model, item.pipeline_stage_assignments)
 
 
-def classes_of(model: keras.Model) -> Classes:
-    """Returns the classes for a layer and for a nested model."""
-    return _CLASSES[kind_of_model(model)]
-
-
-def kind_of_model(model: keras.Model) -> str:
-    """Returns the kind of a model, in words for messages."""
+def _kind(model: keras.Model) -> str:
     if has_own_call(model):
         return "subclassed model"
     return "Sequential" if isinstance(model, keras.Sequential) else "Functional"
-
-
-def ipu_summary_lines(
-    model: keras.Model, assignment: Assignment | None, line_length: int | None = None
-) -> list[str]:
-    """Returns the lines of a table with the stage of each layer call.
-
-    Args:
-        model: the model; a subclassed one must be built.
-        assignment: its stages; None shows them as `None`.
-        line_length: width of each line in characters.
-    """
-    calls = find_calls(model)
-    if assignment is None:
-        return summary_lines(model, calls, None, line_length)
-    stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
-    return summary_lines(model, calls, stages, line_length)

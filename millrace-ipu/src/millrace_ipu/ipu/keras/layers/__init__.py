@@ -20,8 +20,7 @@ from millrace_ipu.ipu.keras.layers.normalization import (
     InstanceNormalization as InstanceNormalization,
 )
 from millrace_ipu.ipu.keras.layers.normalization import LayerNormalization as LayerNormalization
-from millrace_ipu.ipu.keras.layers.recurrent import PopnnGRU as PopnnGRU
-from millrace_ipu.ipu.keras.layers.recurrent import PopnnLSTM as PopnnLSTM
+from millrace_ipu.ipu.keras.layers.recurrent import PopnnGRU, PopnnLSTM
 from millrace_ipu.ipu.keras.layers.stock import (
     AssumeEqualAcrossReplicas as AssumeEqualAcrossReplicas,
 )

@@ -1,6 +1,6 @@
 """Normalization over groups of channels, with the groups and the arguments of IPU layers.
 
-GroupNormalization        for groups of neighbours as keras.layers.GroupNormalization
+GroupNormalization        keras.layers.GroupNormalization, whose groups may be strided
 InstanceNormalization     the same, with each channel a group
 LayerNormalization        -> keras.layers.LayerNormalization
 
@@ -25,7 +25,7 @@ Initializer: TypeAlias = keras.initializers.Initializer | str | dict[str, object
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
-class GroupNormalization(keras.layers.Layer):
+class GroupNormalization(keras.layers.GroupNormalization):
     """Normalizes each group of channels, over all positions of a row.
 
     Args:
@@ -37,7 +37,7 @@ class GroupNormalization(keras.layers.Layer):
         beta_initializer: None is zeros.
         gamma_initializer: None is ones.
         strided_channel_grouping: whether neighbouring channels are in different groups.
-        **kwargs: of a `keras.layers.Layer`.
+        **kwargs: of a `keras.layers.GroupNormalization`.
     """
 
     def __init__(
@@ -52,12 +52,16 @@ class GroupNormalization(keras.layers.Layer):
         strided_channel_grouping: bool = True,
         **kwargs: object,
     ):
-        super().__init__(**cast(dict[str, Any], kwargs))
-        self.supports_masking = True
-        self.groups, self.channels_axis = groups, channels_axis
-        self.center, self.scale, self.epsilon = center, scale, epsilon
-        self.beta_initializer = keras.initializers.get(beta_initializer or "zeros")
-        self.gamma_initializer = keras.initializers.get(gamma_initializer or "ones")
+        super().__init__(
+            groups,
+            channels_axis,
+            epsilon,
+            center,
+            scale,
+            cast(Any, beta_initializer or "zeros"),
+            cast(Any, gamma_initializer or "ones"),
+            **cast(dict[str, Any], kwargs),
+        )
         self.strided_channel_grouping = strided_channel_grouping
 
     def build(self, input_shape: InputShape) -> None:
@@ -66,39 +70,28 @@ class GroupNormalization(keras.layers.Layer):
         Raises:
             OptionError: if the channels are not a multiple of the groups.
         """
-        channels = input_shape[self.channels_axis]
-        if self.groups < 1 or channels % self.groups:
+        channels = input_shape[self.axis]
+        if channels % self.groups:
             raise OptionError(
                 f"{type(self).__name__} {self.name!r}: {channels} channels are not {self.groups} "
                 "groups of equal size. Set groups to a divisor of the channels."
             )
-        shape = (channels,)
-        self.gamma = (
-            self.add_weight(shape, self.gamma_initializer, name="gamma") if self.scale else None
-        )
-        self.beta = (
-            self.add_weight(shape, self.beta_initializer, name="beta") if self.center else None
-        )
+        super().build(input_shape)
 
     def call(self, inputs: jax.Array) -> Any:
         """Returns the normalized inputs."""
         ops = keras.ops
-        x: Any = ops.moveaxis(inputs, self.channels_axis, -1)
+        x: Any = ops.moveaxis(inputs, self.axis, -1)
         x = normalize_groups(x, self.groups, self.strided_channel_grouping, self.epsilon)
         x = x if self.gamma is None else x * self.gamma
         x = x if self.beta is None else x + self.beta
-        return ops.moveaxis(x, -1, self.channels_axis)
+        return ops.cast(ops.moveaxis(x, -1, self.axis), self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer."""
-        names = ("groups", "channels_axis", "center", "scale", "epsilon")
-        return {
-            **super().get_config(),
-            **{name: getattr(self, name) for name in names},
-            "strided_channel_grouping": self.strided_channel_grouping,
-            "beta_initializer": keras.initializers.serialize(self.beta_initializer),
-            "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
-        }
+        config = super().get_config()
+        config["channels_axis"] = config.pop("axis")
+        return {**config, "strided_channel_grouping": self.strided_channel_grouping}
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
@@ -107,12 +100,7 @@ class InstanceNormalization(GroupNormalization):
 
     def __init__(self, channels_axis: int = -1, **kwargs: object):
         options = {name: value for name, value in kwargs.items() if name != "groups"}
-        super().__init__(1, channels_axis, **cast(dict[str, Any], options))
-
-    def build(self, input_shape: InputShape) -> None:
-        """Makes one group for each channel, and the weights."""
-        self.groups = input_shape[self.channels_axis]
-        super().build(input_shape)
+        super().__init__(-1, channels_axis, **cast(dict[str, Any], options))  # as many as channels
 
 
 def normalize_groups(x: jax.Array, groups: int, strided: bool, epsilon: float) -> Any:

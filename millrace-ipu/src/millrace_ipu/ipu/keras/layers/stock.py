@@ -85,5 +85,4 @@ class AssumeEqualAcrossReplicas(keras.layers.Identity):
     """Returns its inputs unchanged, since all replicas run one program anyway."""
 
     def __init__(self, inplace: bool = False, **kwargs: Any):
-        del inplace
         super().__init__(**kwargs)

@@ -9,16 +9,16 @@ AdamIpuOptimizer, SGDIpuOptimizer, LAMBIpuOptimizer  of ipu_tensorflow_addons   
 
 from typing import Any
 
-from millrace_ipu.ipu.keras.optimizers.of_addons import AdamIpuOptimizer as AdamIpuOptimizer
-from millrace_ipu.ipu.keras.optimizers.of_addons import LAMBIpuOptimizer as LAMBIpuOptimizer
-from millrace_ipu.ipu.keras.optimizers.of_addons import SGDIpuOptimizer as SGDIpuOptimizer
-from millrace_ipu.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
-from millrace_ipu.ipu.optimizers.cross_replica_optimizer import (
-    CrossReplicaOptimizer as CrossReplicaOptimizer,
+from millrace_ipu.ipu.keras.optimizers.of_addons import (  # noqa: F401 - names of this module
+    AdamIpuOptimizer,
+    LAMBIpuOptimizer,
+    SGDIpuOptimizer,
 )
-from millrace_ipu.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
-from millrace_ipu.ipu.optimizers.map_gradient_optimizer import (
-    MapGradientOptimizer as MapGradientOptimizer,
+from millrace_ipu.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
+from millrace_ipu.ipu.optimizers.ipu_optimizer import (  # noqa: F401 - names of this module
+    CrossReplicaOptimizer,
+    IpuOptimizer,
+    MapGradientOptimizer,
 )
 from millrace_ipu.ipu.replacements import other_name as _other_name
 

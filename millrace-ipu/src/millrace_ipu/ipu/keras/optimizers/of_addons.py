@@ -17,17 +17,7 @@ import keras
 from millrace.extend import trained_by
 from millrace_ipu.ipu.no_effect import warn_no_effect
 
-_DTYPES = "States have the dtype of their variable."
-_OUTLINING = "XLA shares equal code itself."
-_WITHOUT = {
-    "m_dtype": _DTYPES,
-    "v_dtype": _DTYPES,
-    "vhat_dtype": _DTYPES,
-    "momentum_accum_dtype": _DTYPES,
-    "optimizer_compute_precisions": _DTYPES,
-    "outline_apply_gradients": _OUTLINING,
-    "outline_apply_gradients_kwargs": _OUTLINING,
-}
+_ADVICE = "States have the dtype of their variable, and XLA shares equal code itself."
 _PLAIN = (None, False, "float32", ("float32",), ("float32", "float32"))
 Pairs = Iterable[tuple[Any, keras.Variable]]
 
@@ -48,18 +38,10 @@ class _OfAddons(keras.optimizers.Optimizer):
         gradient_transformers: Iterable[Callable[[Any], Pairs]] | None = None,
         **kwargs: Any,
     ):
-        without = {
-            "m_dtype": m_dtype,
-            "v_dtype": v_dtype,
-            "vhat_dtype": vhat_dtype,
-            "momentum_accum_dtype": momentum_accum_dtype,
-            "optimizer_compute_precisions": optimizer_compute_precisions,
-            "outline_apply_gradients": outline_apply_gradients,
-            "outline_apply_gradients_kwargs": outline_apply_gradients_kwargs,
-        }
-        for name, value in without.items():
-            if value not in _PLAIN:
-                warn_no_effect(f"{type(self).__name__}({name}=)", _WITHOUT[name])
+        for name, value in list(locals().items()):
+            is_plan = name.endswith(("dtype", "precisions")) or name.startswith("outline")
+            if is_plan and value not in _PLAIN:
+                warn_no_effect(f"{type(self).__name__}({name}=)", _ADVICE)
         super().__init__(*args, **kwargs)
         self.gradient_transformers = list(gradient_transformers or ())
 
@@ -119,11 +101,8 @@ class LAMBIpuOptimizer(_OfAddons):
         self.weight_decay_rate, self.debiasing = weight_decay_rate, debiasing
         self.weight_norm_clip = weight_norm_clip
         self.not_decayed = list(exclude_from_weight_decay or ())
-        self.not_adapted = list(
-            self.not_decayed
-            if exclude_from_layer_adaptation is None
-            else exclude_from_layer_adaptation
-        )
+        adapted = exclude_from_layer_adaptation
+        self.not_adapted = self.not_decayed if adapted is None else list(adapted)
 
     def build(self, variables: Any) -> None:
         """Makes the means of gradients and of their squares."""
@@ -165,16 +144,12 @@ class LAMBIpuOptimizer(_OfAddons):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make the same optimizer."""
+        names = ("beta_1", "beta_2", "epsilon", "weight_decay_rate", "debiasing")
         return {
             **super().get_config(),
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-            "weight_decay_rate": self.weight_decay_rate,
+            **{name: getattr(self, name) for name in (*names, "weight_norm_clip")},
             "exclude_from_weight_decay": self.not_decayed,
             "exclude_from_layer_adaptation": self.not_adapted,
-            "debiasing": self.debiasing,
-            "weight_norm_clip": self.weight_norm_clip,
         }
 
 

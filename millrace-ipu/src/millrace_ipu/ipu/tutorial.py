@@ -1,15 +1,23 @@
-"""The tutorial's module `outfeed_wrapper`.
+"""The modules of the tutorial about queues, under their own names: `ipu.outfeed_wrapper`, ...
 
-MaybeOutfeedQueue(outfeed_mode, filters)   -> millrace.MaybeOutfeedQueue(mode, filters)
-IPUOutfeedMode.ALL, LAST                   -> "all", "last"
-dequeue, maybe_dequeue                     -> the same; arrays also have .numpy()
+outfeed_wrapper     MaybeOutfeedQueue(outfeed_mode, filters)   -> millrace.MaybeOutfeedQueue
+                        IPUOutfeedMode.ALL, LAST               -> "all", "last"
+                        dequeue, maybe_dequeue                 arrays also have .numpy()
+outfeed_callback    OutfeedCallback                            -> millrace.callbacks
+outfeed_layers      Outfeed, MaybeOutfeed                      -> millrace.layers
+outfeed_optimizer   OutfeedOptimizer, OutfeedOptimizerMode     -> millrace.optimizers
 """
 
 import enum
 from typing import Any
 
 import millrace
+from millrace.callbacks import OutfeedCallback as OutfeedCallback
 from millrace.extend import ordered, plain
+from millrace.layers import MaybeOutfeed as MaybeOutfeed
+from millrace.layers import Outfeed as Outfeed
+from millrace.optimizers import OutfeedOptimizer as OutfeedOptimizer
+from millrace.optimizers import OutfeedOptimizerMode as OutfeedOptimizerMode
 from millrace_ipu.ipu import ipu_outfeed_queue
 from millrace_ipu.tensorflow.values import host_array
 
