@@ -12,9 +12,9 @@ import argparse
 import itertools
 
 import numpy as np
-from millrace_ipu.ipu.addons.keras.layers import PopnnLSTM, RecomputationCheckpoint
 
 from millrace_ipu import tensorflow as tf
+from millrace_ipu.ipu.addons.keras.layers import PopnnLSTM, RecomputationCheckpoint
 from millrace_ipu.ipu.ops import pipelining_ops
 
 FEATURES, UNITS, ROWS, COPIES = 512, 256, 16, 64

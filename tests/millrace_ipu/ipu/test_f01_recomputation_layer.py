@@ -2,9 +2,9 @@ import jax
 import keras
 import numpy as np
 import pytest
-from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
 from millrace_ipu import ipu
+from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
 ROWS, WIDTH, ACCUMULATION = 4, 6, 2

@@ -3,10 +3,10 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
 from case_marks import with_marks
 from millrace_ipu import ipu
+from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
 pytestmark = pytest.mark.shipped_compiler

@@ -1,10 +1,10 @@
 import keras
 import numpy as np
 import pytest
-from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
 from millrace.compilation.executables import executable
 from millrace_ipu import ipu
+from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
 pytestmark = pytest.mark.shipped_compiler

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 from examples_of_ipu import load as example
-from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 
 from millrace.base.records.run import load
 from millrace_ipu import ipu
+from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
 pytestmark = pytest.mark.slow

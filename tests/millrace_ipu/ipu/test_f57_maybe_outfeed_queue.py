@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 from examples_of_ipu import load
-from millrace_ipu.ipu.outfeed_callback import OutfeedCallback
-from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 import millrace
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ipu_outfeed_queue import IPUOutfeedMode
+from millrace_ipu.ipu.outfeed_callback import OutfeedCallback
+from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 X = np.arange(3, dtype="float32")
 

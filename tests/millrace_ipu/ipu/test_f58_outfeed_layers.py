@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from millrace_ipu.ipu.outfeed_layers import MaybeOutfeed, Outfeed
-from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ipu_outfeed_queue import IPUOutfeedQueue
+from millrace_ipu.ipu.outfeed_layers import MaybeOutfeed, Outfeed
+from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 ROWS, WIDTH = 32, 6
 

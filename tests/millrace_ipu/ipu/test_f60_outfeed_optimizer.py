@@ -3,11 +3,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from millrace_ipu.ipu.outfeed_optimizer import OutfeedOptimizer, OutfeedOptimizerMode
-from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ipu_outfeed_queue import IPUOutfeedQueue
+from millrace_ipu.ipu.outfeed_optimizer import OutfeedOptimizer, OutfeedOptimizerMode
+from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 ROWS, WIDTH, STEPS, RATE = 4, 6, 500, 0.001
 KEYS = ["Dense_128/bias:0_grad", "Dense_128/kernel:0_grad"]

@@ -2,12 +2,12 @@ import re
 
 import keras
 import numpy as np
-from millrace_ipu.ipu.outfeed_callback import OutfeedCallback
-from millrace_ipu.ipu.outfeed_layers import Outfeed
-from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 from millrace_ipu import ipu
 from millrace_ipu.ipu.ipu_outfeed_queue import IPUOutfeedQueue
+from millrace_ipu.ipu.outfeed_callback import OutfeedCallback
+from millrace_ipu.ipu.outfeed_layers import Outfeed
+from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
 
 ROWS, STEPS = 2, 4
 

@@ -110,7 +110,7 @@ class _Listener(ProgramListener):
 
     def saved(self, labels: EntryLabels, path: pathlib.Path) -> None:
         if labels.program:  # Keras's own programs have no label
-            print(f"PRE_COMPILE: {labels.program} is saved in {path}", file=sys.stderr)
+            sys.stderr.write(f"PRE_COMPILE: {labels.program} is saved in {path}\n")  # one write
 
 
 _listener = _Listener()
