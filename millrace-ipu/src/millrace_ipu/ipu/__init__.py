@@ -32,7 +32,7 @@ _ALIASES = {
     "control_flow_ops": "ops.control_flow_ops",
     "cross_replica_optimizer": "optimizers.ipu_optimizer",
     "cross_replica_ops": "ops.cross_replica_ops",
-    "distributed.host_collective_ops": "distributed.collectives",
+    "distributed.host_collective_ops": "distributed",
     "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
     "distributed.ipu_multi_replica_strategy": "distributed.popdist_strategy",
     "embedding_ops": "ops.embedding_ops",
