@@ -4,14 +4,13 @@ CrossReplicaOptimizer(opt)                        -> ipu.optimizers.CrossReplica
 GradientAccumulationOptimizer(opt, n)             -> ipu.optimizers.GradientAccumulationOptimizerV2
 CrossReplicaGradientAccumulationOptimizer(opt, n) -> the same with V2
 MapGradientOptimizer(opt, function)               -> ipu.optimizers.MapGradientOptimizer
-AdamIpuOptimizer, SGDIpuOptimizer, LAMBIpuOptimizer  of ipu_tensorflow_addons   `of_addons`
+AdamIpuOptimizer, SGDIpuOptimizer                 of ipu_tensorflow_addons   `of_addons`
 """
 
 from typing import Any
 
 from millrace_ipu.ipu.keras.optimizers.of_addons import (  # noqa: F401 - names of this module
     AdamIpuOptimizer,
-    LAMBIpuOptimizer,
     SGDIpuOptimizer,
 )
 from millrace_ipu.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
