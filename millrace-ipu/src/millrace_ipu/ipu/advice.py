@@ -28,5 +28,6 @@ ADVICE = {
     "ipu.reduce_scatter_op": "ipu.cross_replica_ops.cross_replica_sum",
     "ipu.slicing_ops": _ROWS,
     "ipu.statistics_ops": "jax.numpy.histogram",
+    "ipu.utils.set_experimental_": "config.experimental.multi_replica_distribution",
     "ipu.within_replica_ops": "remove it: one replica of a stage has one device group",
 }
