@@ -117,7 +117,6 @@ def test_names_that_are_here_get_no_advice():
         "ipu.addons.keras.optimizers",
         "ipu.autoshard",
         "ipu.control_flow_ops",
-        "ipu.data",
         "ipu.distributed",
         "ipu.embedding_ops",
         "ipu.functional_ops",

@@ -6,8 +6,8 @@ from idioms import idiom
 from millrace.compilation.executables.sharing import sharing
 from millrace.errors import PlanError
 from millrace_ipu.errors import UnsupportedNameError
-from millrace_ipu.ipu.no_effect import notes
 from millrace_ipu.ipu.release import release
+from millrace_ipu.tensorflow.no_operation import notes
 
 FIT = """
 import numpy as np

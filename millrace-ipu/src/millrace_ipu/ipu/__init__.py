@@ -58,7 +58,7 @@ _ALIASES = {
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "autoshard", "config", "data", "dataset_benchmark", "distributed", "gradient_accumulation",
+    "autoshard", "config", "dataset_benchmark", "distributed", "gradient_accumulation",
     "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops",
     "ops", "optimizers", "scopes", "utils", *(name for name in _ALIASES if "." not in name),
 )  # fmt: skip

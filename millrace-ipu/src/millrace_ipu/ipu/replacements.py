@@ -53,6 +53,7 @@ IPU = {
     "ipu.rand_ops": "keras.random.dropout",
     "ipu.f8_ops": "a dtype policy of Keras, such as 'mixed_bfloat16'",
     "ipu.data": FEEDS,
+    "ipu.data.ops.dataset_ops.BufferDataset": "dataset.take(len(dataset) // n * n)",
     "ipu.dataset_extractor": FEEDS,
     "ipu.vertex_edsl": CUSTOM,
     "ipu.image_ops": "keras.ops.image, or keras.ops.cast and arithmetic",

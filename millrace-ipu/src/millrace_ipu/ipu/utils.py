@@ -30,9 +30,9 @@ from millrace_ipu.ipu.config import StochasticRoundingBehaviour as StochasticRou
 from millrace_ipu.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.config import reset_ipu_configuration as reset_ipu_configuration
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.release import uses_old_names
 from millrace_ipu.ipu.replacements import other_name as _other_name
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 # The parts of an execution's profile.
 ExecutionProfileType = enum.IntEnum(

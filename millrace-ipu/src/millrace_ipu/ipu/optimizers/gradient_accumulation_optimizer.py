@@ -18,9 +18,9 @@ from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.gradient_accumulation import reduction_method as method_of
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer, Minimizing
 from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")

@@ -29,9 +29,9 @@ from millrace_ipu._compat.module_aliases import (
     show_tensorflow,
     stop_serving,
 )
-from millrace_ipu._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
+from millrace_ipu._compat.patch_table import KERAS2_CALLS, OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace_ipu.porting.keras2_names import module_now
-from millrace_ipu.porting.mending.mending import mending
+from millrace_ipu.porting.mending.calls import put_in_all
 from millrace_ipu.porting.running.error_notes import add_note
 from millrace_ipu.porting.running.keras2_modules import (
     module_aliases,
@@ -59,6 +59,8 @@ NAMES = {
     "tensorflow.python.keras": "keras",
 }
 PURPOSE = "tensorflow"
+for _name in ("callbacks", "layers", "models", "optimizers", "values"):
+    importlib.import_module(f"millrace_ipu.porting.mending.{_name}")  # registers its wrappers
 
 
 @contextmanager
@@ -87,9 +89,11 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
 
     put_in(SCRIPT_MODULES, undo)
     try:
-        with hidden(aliases), mending():
+        with hidden(aliases):
+            put_in_all()
             yield
     finally:
+        take_out_all(KERAS2_CALLS)
         take_out(SCRIPT_MODULES)
 
 

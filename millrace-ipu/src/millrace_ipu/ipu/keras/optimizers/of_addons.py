@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from millrace.extend import trained_by
-from millrace_ipu.ipu.no_effect import warn_no_effect
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 _ADVICE = "States have the dtype of their variable, and XLA shares equal code itself."
 _PLAIN = (None, False, "float32", ("float32",), ("float32", "float32"))
