@@ -71,7 +71,8 @@ hvd.shutdown()
     "Unsupported, with an error that says what to write", "`ipu.distributed.host_collective_ops`"
 )
 def test_exchanges_of_arrays_of_the_host(program):
-    assert program(f"""{HEAD}
+    assert (
+        program(f"""{HEAD}
 from tensorflow.python.ipu.distributed import host_collective_ops
 from tensorflow.python.ipu.horovod import allgather, allreduce, broadcast, Average
 for function in (allreduce, allgather, broadcast, host_collective_ops.all_reduce):
@@ -79,7 +80,9 @@ for function in (allreduce, allgather, broadcast, host_collective_ops.all_reduce
         function(tf.constant([1.0, 3.0]), Average)
     except Exception as error:
         print(type(error).__name__, "multihost_utils.process_allgather" in str(error))
-""").splitlines() == ["UnsupportedNameError True"] * 4
+""").splitlines()
+        == ["UnsupportedNameError True"] * 4
+    )
 
 
 @idiom("Processes", "`from tensorflow.python.ipu.distributed import popdist_strategy`")

@@ -14,11 +14,7 @@ from millrace.extend import process_index as _process_index
 from millrace_ipu.ipu.popdist import init as init
 from millrace_ipu.ipu.replacements import other_name as _other_name
 
-_MODULES = {
-    "ipu_horovod_strategy": "popdist_strategy",
-    "ipu_multi_replica_strategy": "popdist_strategy",
-    "popdist_strategy": "popdist_strategy",
-}
+_STRATEGIES = ("ipu_horovod_strategy", "ipu_multi_replica_strategy", "popdist_strategy")
 
 
 def shutdown() -> None:
@@ -36,6 +32,6 @@ def is_initialized() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _STRATEGIES:
         return _other_name(__name__, name)
-    return _importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return _importlib.import_module(f"{__name__}.popdist_strategy")

@@ -11,11 +11,11 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from millrace_ipu.porting.findings.finding import Finding
 from millrace_ipu.porting.findings.habits import HabitRules
 from millrace_ipu.porting.findings.imports import ImportRules
 from millrace_ipu.porting.findings.names import NameRules
 from millrace_ipu.porting.findings.program import OwnModule, PortedProgram
+from millrace_ipu.porting.findings.source_text import Finding
 
 _GUARDS = ("ImportError", "ModuleNotFoundError", "Exception", "AttributeError", "BaseException")
 _SERVED = ("tensorflow", "ipu_tensorflow_addons", "tf_keras")
