@@ -16,8 +16,8 @@ from millrace_ipu._compat.keras_attributes import let_attributes_be_read as _let
 from millrace_ipu._compat.module_aliases import serve as _serve
 from millrace_ipu._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace_ipu.ipu.environment import read_variables as _read_variables
-from millrace_ipu.ipu.old_models import porting_guide as porting_guide
 from millrace_ipu.ipu.ops.operations import outlined_function as outlined_function
+from millrace_ipu.ipu.replacements import porting_guide as porting_guide
 from millrace_ipu.ipu.replacements import submodule as _submodule
 from millrace_ipu.ipu.replacements import unsupported_module as _unsupported_module
 from millrace_ipu.ipu.replacements import unsupported_modules as _unsupported_modules

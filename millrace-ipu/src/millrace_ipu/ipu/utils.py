@@ -80,9 +80,9 @@ def _without_effect(name: str) -> Callable[..., IPUConfig]:
     return set_options
 
 
-globals().update({name: _setter(*row) for name, row in _SETTERS.items()})
 globals().update(
-    {name: _without_effect(name) for name in (f"set_{kind}_options" for kind in _WITHOUT_EFFECT)}
+    {name: _setter(*row) for name, row in _SETTERS.items()},
+    **{f"set_{kind}_options": _without_effect(f"set_{kind}_options") for kind in _WITHOUT_EFFECT},
 )
 
 

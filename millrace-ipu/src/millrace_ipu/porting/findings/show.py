@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import click
 
-from millrace_ipu.porting.findings.port import port_program, uses_tensorflow
+from millrace_ipu.porting.findings.port import port_program, rewrite, uses_tensorflow
 from millrace_ipu.porting.findings.program import PortedProgram
-from millrace_ipu.porting.findings.rewrite import rewrite
 from millrace_ipu.porting.findings.source_text import Finding
 
 _COLOURS = {"@@": "cyan", "+": "green", "-": "red"}

@@ -24,7 +24,6 @@ from millrace_ipu.tensorflow.data import sources, steps
 from millrace_ipu.tensorflow.data.elements import (
     ElementSpec,
     call,
-    leaves_of,
     mapped,
     mapped_spec,
     spec_of,
@@ -179,7 +178,7 @@ class Dataset:
         def spec() -> Any:
             return jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), self.element_spec)
 
-        rows = leaves_of(self.element_spec)[0].shape[0]
+        rows = jax.tree.leaves(self.element_spec)[0].shape[0]
         return Dataset(
             elements, self._cardinality * (steps.UNKNOWN if rows is None else rows), spec
         )
