@@ -22,7 +22,7 @@ import numpy as np
 
 import harness
 import workers
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
 BAR = 1.7
 RATE = 0.01

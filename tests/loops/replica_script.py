@@ -24,7 +24,7 @@ from millrace.api.own_loops.replication import (  # noqa: E402
 )
 from millrace.errors import DataError  # noqa: E402
 from millrace_ipu import ipu  # noqa: E402
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer  # noqa: E402
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer  # noqa: E402
 
 COUNT = len(jax.devices())
 

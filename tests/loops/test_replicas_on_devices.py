@@ -22,8 +22,8 @@ from millrace.api.own_loops.replication import (
 from millrace.errors import DataError
 from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
-from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import AccumulatingOptimizer
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
 
 def devices_of(count):

@@ -37,7 +37,7 @@ SEAM = [
     "use_cache", "use_phrases", "whole_number", "wrapped_chain",
 ]  # fmt: skip
 # Each imports those after it only.
-ORDER = ("cli", "porting", "ipu", "tensorflow", "optimizers", "_compat", "errors", "pytrees")
+ORDER = ("cli", "porting", "ipu", "tensorflow", "_compat", "errors", "pytrees")
 
 
 def imports(folder):

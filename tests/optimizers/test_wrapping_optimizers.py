@@ -9,8 +9,8 @@ from millrace.api.own_loops.repeat import repeat
 from millrace.api.own_loops.replication import in_replica
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace_ipu.ipu.optimizers import MapGradientOptimizer
-from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import AccumulatingOptimizer
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
 
 def ones(dtype="float32"):

@@ -19,7 +19,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from millrace.api.own_loops.replication import cross_replica_mean, replication_index  # noqa: E402
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer  # noqa: E402
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer  # noqa: E402
 
 directory, last, killed = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "killed"
 keras.utils.set_random_seed(1)

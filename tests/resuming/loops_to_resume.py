@@ -12,8 +12,8 @@ import numpy as np
 
 import millrace
 from millrace.api.own_loops.replication import cross_replica_mean, replication_index
-from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import AccumulatingOptimizer
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
 STEPS = 4  # of a call
 ops, layers = keras.ops, keras.layers

@@ -8,7 +8,7 @@ import pytest
 from millrace.errors import DeviceError, DTypeError, OptionError
 from millrace_ipu import ipu
 from millrace_ipu.ipu.config import IPUConfig, SelectionOrder, current_system
-from millrace_ipu.ipu.no_effect import notes
+from millrace_ipu.tensorflow.no_operation import notes
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 from linear_models import linear, rows
 
 from millrace_ipu.ipu.ipu_strategy import IPUStrategy
-from millrace_ipu.ipu.no_effect import notes
+from millrace_ipu.tensorflow.no_operation import notes
 
 
 def trained(infeed=None, outfeed=None):

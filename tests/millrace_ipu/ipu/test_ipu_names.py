@@ -22,7 +22,7 @@ NAMES = pathlib.Path(__file__).with_name("ipu_names.txt")
 SOURCE = pathlib.Path(ipu.__file__).parent
 MODULES = (
     "addons.keras.layers", "autoshard", "config", "control_flow_ops", "cross_replica_ops",
-    "data.ops.dataset_ops", "dataset_benchmark", "distributed", "distributed.popdist_strategy",
+    "dataset_benchmark", "distributed", "distributed.popdist_strategy",
     "embedding_ops", "functional_ops", "gradient_accumulation", "internal_ops", "ipu_compiler",
     "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "keras.layers",
     "keras.optimizers", "loops", "math_ops", "nn_ops", "normalization_ops",

@@ -7,10 +7,9 @@ import pytest
 from idioms import idiom
 
 from millrace_ipu.errors import UnsupportedNameError
-from millrace_ipu.ipu.advice import ADVICE as IPU_ADVICE
 from millrace_ipu.porting.findings.port import port
 from millrace_ipu.porting.replacements import IPU, TENSORFLOW, exists
-from millrace_ipu.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
+from millrace_ipu.tensorflow.replacements import ADVICE
 
 
 @idiom("Imports", "names that are imported and never used: `from tensorflow.lite import ...`")
@@ -180,7 +179,7 @@ def test_every_entry_of_the_tables_raises_or_works(program):
     """No name of the tables gives a bare error: it exists, or raises ours when it is called."""
     names = {
         name.replace("tensorflow.", "tf.", 1): name
-        for table in (IPU, TENSORFLOW, IPU_ADVICE, TENSORFLOW_ADVICE)
+        for table in (IPU, TENSORFLOW, ADVICE)
         for name in table
         if not name.endswith("_") and not exists(name) and "contrib" not in name
     }

@@ -17,9 +17,8 @@ import pytest
 from ported_programs import marked, programs, write
 
 from case_marks import slow_but_for
-from millrace_ipu.porting.findings.port import port_program
+from millrace_ipu.porting.findings.port import port_program, rewrite
 from millrace_ipu.porting.findings.program import PortedProgram
-from millrace_ipu.porting.findings.rewrite import rewrite
 from millrace_ipu.porting.running.serve import run_script
 from millrace_ipu.tensorflow.graph_mode import set_graph_mode
 

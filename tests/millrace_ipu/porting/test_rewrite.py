@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.tools.cli.main import main
+from millrace_ipu.porting.findings.port import rewrite
 from millrace_ipu.porting.findings.program import PortedProgram
-from millrace_ipu.porting.findings.rewrite import rewrite
 
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras\n"
 HEAD = "from millrace_ipu import tensorflow as tf\nimport keras\nfrom millrace_ipu import ipu\n"

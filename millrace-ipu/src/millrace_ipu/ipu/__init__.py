@@ -16,8 +16,8 @@ from millrace_ipu._compat.keras_attributes import let_attributes_be_read as _let
 from millrace_ipu._compat.module_aliases import serve as _serve
 from millrace_ipu._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace_ipu.ipu.environment import read_variables as _read_variables
-from millrace_ipu.ipu.old_models import porting_guide as porting_guide
 from millrace_ipu.ipu.ops.operations import outlined_function as outlined_function
+from millrace_ipu.ipu.replacements import porting_guide as porting_guide
 from millrace_ipu.ipu.replacements import submodule as _submodule
 from millrace_ipu.ipu.replacements import unsupported_module as _unsupported_module
 from millrace_ipu.ipu.replacements import unsupported_modules as _unsupported_modules
@@ -32,7 +32,7 @@ _ALIASES = {
     "control_flow_ops": "ops.control_flow_ops",
     "cross_replica_optimizer": "optimizers.ipu_optimizer",
     "cross_replica_ops": "ops.cross_replica_ops",
-    "distributed.host_collective_ops": "distributed.collectives",
+    "distributed.host_collective_ops": "distributed",
     "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
     "distributed.ipu_multi_replica_strategy": "distributed.popdist_strategy",
     "embedding_ops": "ops.embedding_ops",
@@ -58,7 +58,7 @@ _ALIASES = {
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "autoshard", "config", "data", "dataset_benchmark", "distributed", "gradient_accumulation",
+    "autoshard", "config", "dataset_benchmark", "distributed", "gradient_accumulation",
     "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops",
     "ops", "optimizers", "scopes", "utils", *(name for name in _ALIASES if "." not in name),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from millrace.errors import OptionError
 from millrace.extend import ProgramListener, register_listener
-from millrace_ipu.ipu.no_effect import warn_no_effect
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 VARIABLE = "POPLAR_ENGINE_OPTIONS"
 _PREFIX = "autoReport."
@@ -29,12 +29,6 @@ _ALL, _DIRECTORY = f"{_PREFIX}all", f"{_PREFIX}directory"
 _RUNS = f"{_PREFIX}executionProfileProgramRunCount"
 _GRAPH = f"{_PREFIX}outputGraphProfile"
 _EXECUTION = f"{_PREFIX}outputExecutionProfile"
-# Files of Poplar's own, of which a report here has the contents or none.
-_FILES = tuple(
-    f"{_PREFIX}{name}"
-    for name in ("outputArchive", "outputDebugInfo", "outputLoweredVars", "outputScheduleView",
-                 "streamAtEachRun")
-)  # fmt: skip
 _EXAMPLE = """POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'"""
 _DEFAULT_RUNS = 2
 
@@ -61,11 +55,13 @@ def auto_report(text: str) -> AutoReport | None:
     options = _options(text)
     is_all = _flag(options, _ALL, False)
     graph, execution = (_flag(options, name, is_all) for name in (_GRAPH, _EXECUTION))
-    flags = {name: _flag(options, name, False) for name in _FILES}  # checks all of them
+    is_asked = is_all or graph or execution
     for name in options:
-        if name not in (_ALL, _DIRECTORY, _RUNS, _GRAPH, _EXECUTION, *_FILES):
+        if not name.startswith(_PREFIX):
             warn_no_effect(f"{VARIABLE} {name}", "XLA reads options of its own from XLA_FLAGS.")
-    if not (is_all or graph or execution or any(flags.values())):
+        elif name not in (_DIRECTORY, _RUNS):  # files of Poplar's own, such as its archive
+            is_asked |= _flag(options, name, False)
+    if not is_asked:
         return None
     directory = options.get(_DIRECTORY, ".")
     if not isinstance(directory, str) or not directory:

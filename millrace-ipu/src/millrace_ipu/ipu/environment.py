@@ -32,8 +32,8 @@ from millrace.extend import (
     use_cache,
     use_phrases,
 )
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.program_reports import read_engine_options
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 logger = logging.getLogger("millrace")
 
@@ -122,33 +122,19 @@ def usage() -> str:
     return "\n".join([f"{VARIABLE} takes these flags; only the first one has an effect:", *rows])
 
 
-_NO_ORDER = "XLA orders operations itself."
-_NO_MODEL = "Set IPUConfig().auto_select_ipus, and JAX_PLATFORMS=cpu to run on the CPU."
-_NO_WAIT = "JAX has its devices from its start on."
-_SYNTHETIC = "Feed arrays of zeros, or measure with ipu.dataset_benchmark."
-_MEMORY = "Call strategy.memory_report(model, batch_spec)."
 _PROFILE = """Set POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'."""
+_OTHERS = (
+    "dump_schedule_as_dot", "fallback_scheduler", "ipu_model_tiles", "log_cycle_count",
+    "max_compilation_threads", "max_infeed_threads", "null_data_feed",
+    "on_demand_device_poll_time", "on_demand_device_timeout", "save_interval_report",
+    "save_vertex_graph", "show_progress_bar", "synthetic_data_categories",
+    "synthetic_data_initializer", "tensor_map_file_path", "use_ipu_model", "use_synthetic_data",
+    "while_loop_brute_force_max_trip_count",
+)  # fmt: skip
 FLAGS = {
     CACHE: "Keeps executables in this directory, for other processes.",
     "help": "Prints these flags.",
-    "dump_schedule_as_dot": "Set XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_dot.",
-    "fallback_scheduler": _NO_ORDER,
-    "ipu_model_tiles": _NO_MODEL,
-    "log_cycle_count": _PROFILE,
-    "max_compilation_threads": "One program per core compiles at a time.",
-    "max_infeed_threads": "Each infeed has one thread; set prefetch_depth.",
-    "null_data_feed": _SYNTHETIC,
-    "on_demand_device_poll_time": _NO_WAIT,
-    "on_demand_device_timeout": _NO_WAIT,
-    "save_interval_report": _PROFILE,
-    "save_vertex_graph": "Set XLA_FLAGS=--xla_dump_to=DIR.",
-    "show_progress_bar": "Long operations show their progress on a terminal, else in the log.",
-    "synthetic_data_categories": _SYNTHETIC,
-    "synthetic_data_initializer": _SYNTHETIC,
-    "tensor_map_file_path": _MEMORY,
-    "use_ipu_model": _NO_MODEL,
-    "use_synthetic_data": _SYNTHETIC,
-    "while_loop_brute_force_max_trip_count": "Set maximum_iterations of loops.while_loop.",
+    **dict.fromkeys(_OTHERS, "XLA_FLAGS and POPLAR_ENGINE_OPTIONS have what can be set here."),
 }
 
 

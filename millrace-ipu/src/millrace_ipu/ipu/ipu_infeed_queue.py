@@ -15,8 +15,8 @@ from millrace import InfeedQueue
 from millrace.errors import DataError, OptionError
 from millrace.extend import whole_number
 from millrace_ipu.ipu.deferral import call_or_defer
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.tensorflow.graph_mode import Deferred, in_graph_mode
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 DEPTH = 2  # blocks; results do not depend on it
 

@@ -18,9 +18,9 @@ from millrace.errors import OptionError, PlanError
 from millrace.extend import ScopedValue, current_launch, strategy_in_scope, whole_number
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.deferral import is_within_a_program
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.tensorflow.framework import device_name
 from millrace_ipu.tensorflow.graph_mode import in_graph_mode
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 _is_outside = ScopedValue(False)
 _device = ScopedValue[str | None](None)

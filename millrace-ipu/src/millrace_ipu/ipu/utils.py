@@ -6,11 +6,18 @@ get_num_of_ipus_in_device(ipu_device)   -> len(strategy.devices)
 reset_ipu_seed(seed)                    -> keras.utils.set_random_seed
 move_variable_initialization_to_cpu     without effect
 running_on_ipu_model                    -> False
-create_ipu_config, auto_select_ipus, select_ipus, set_*_options   -> old_configuration.py
+
+Releases up to 2.3 made a configuration by functions:
+
+opts = create_ipu_config()              -> IPUConfig()
+opts = auto_select_ipus(opts, 2)        -> opts.auto_select_ipus = 2, and so on: _SETTERS
+set_matmul_options(opts, ...)           without effect, as all options of Poplar
 """
 
+import enum
+import operator
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any
 
 import keras
 
@@ -23,22 +30,63 @@ from millrace_ipu.ipu.config import StochasticRoundingBehaviour as StochasticRou
 from millrace_ipu.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.config import reset_ipu_configuration as reset_ipu_configuration
-from millrace_ipu.ipu.old_configuration import SETTERS as _SETTERS
-from millrace_ipu.ipu.old_configuration import (  # noqa: F401 - names of this module
-    ExecutionProfileType,
-    auto_select_ipus,
-    create_ipu_config,
-    select_ipus,
-    set_experimental_multi_replica_distribution_options,
-    set_ipu_connection_type,
-    set_recomputation_options,
-)
+from millrace_ipu.ipu.release import uses_old_names
 from millrace_ipu.ipu.replacements import other_name as _other_name
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
-globals().update(_SETTERS)
+# The parts of an execution's profile.
+ExecutionProfileType = enum.IntEnum(
+    "ExecutionProfileType", "NO_PROFILE DEVICE_PROFILE IPU_PROFILE TILE_PROFILE", start=0
+)
+_ADVICE = "Remove it: XLA decides this itself, and POPLAR_ENGINE_OPTIONS asks for reports."
+_SETTERS = {  # the option of an IPUConfig that each sets, the argument with its value, the default
+    "auto_select_ipus": ("auto_select_ipus", "num_ipus", None),
+    "select_ipus": ("select_ipus", "indices", None),
+    "set_ipu_connection_type": ("device_connection.type", "connection_type", None),
+    "set_recomputation_options": ("allow_recompute", "allow_recompute", True),
+}
+_WITHOUT_EFFECT = (
+    "compilation", "convolution", "floating_point_behaviour", "gcl", "io_tile", "ipu_model",
+    "matmul", "norm", "optimization", "pooling", "report", "serialization",
+)  # fmt: skip
 
 
-def __getattr__(name: str) -> Callable[..., NoReturn]:
+def create_ipu_config(profiling: bool = False, **options: object) -> IPUConfig:
+    """Returns a configuration; all options are without effect."""
+    uses_old_names()
+    for name, value in {"profiling": profiling, **options}.items():
+        if value:
+            warn_no_effect(f"create_ipu_config({name}=...)", _ADVICE)
+    return IPUConfig()
+
+
+def _setter(path: str, argument: str, default: object) -> Callable[..., IPUConfig]:
+    category, _, name = path.rpartition(".")
+
+    def set_option(opts: IPUConfig, *args: Any, **kwargs: Any) -> IPUConfig:
+        value = args[0] if args else kwargs.get(argument, default)
+        if value is not None:
+            setattr(operator.attrgetter(category)(opts) if category else opts, name, value)
+        return opts
+
+    return set_option
+
+
+def _without_effect(name: str) -> Callable[..., IPUConfig]:
+    def set_options(opts: IPUConfig, *_: object, **__: object) -> IPUConfig:
+        warn_no_effect(name, _ADVICE)
+        return opts
+
+    return set_options
+
+
+globals().update(
+    {name: _setter(*row) for name, row in _SETTERS.items()},
+    **{f"set_{kind}_options": _without_effect(f"set_{kind}_options") for kind in _WITHOUT_EFFECT},
+)
+
+
+def __getattr__(name: str) -> Any:
     return _other_name(__name__, name)
 
 

@@ -12,12 +12,10 @@ import functools
 import importlib
 from typing import Any
 
-from millrace_ipu.ipu.advice import ADVICE as IPU_ADVICE
 from millrace_ipu.ipu.replacements import IPU
 from millrace_ipu.porting import keras2_names
 from millrace_ipu.porting.private_paths import public_name
-from millrace_ipu.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
-from millrace_ipu.tensorflow.replacements import OPERATIONS, TENSORFLOW, operation
+from millrace_ipu.tensorflow.replacements import ADVICE, OPERATIONS, TENSORFLOW, operation
 from millrace_ipu.tensorflow.unsupported import Unsupported, is_supported, longest
 
 HOMES = {"ipu": "millrace_ipu.ipu", "tensorflow": "millrace_ipu.tensorflow", "keras": "keras"}
@@ -96,7 +94,7 @@ def what_to_write(name: str) -> str:
     if name.startswith("tensorflow.python.") and exists(f"tensorflow.{last}"):
         return f"tf.{last}"
     if name.startswith("ipu."):
-        text = longest(IPU_ADVICE, name) or longest(IPU, name) or longest(IPU, f"ipu.keras.{last}")
+        text = longest(IPU, name) or longest(IPU, f"ipu.keras.{last}")
         return text or f"remove it: there is no {root} outside of the IPU"
     return _of_keras(name) if name.startswith("keras.") else _of_tensorflow(name)
 
@@ -143,7 +141,7 @@ def _of_keras(name: str) -> str:
 
 def _of_tensorflow(name: str) -> str:
     short = name.replace("tensorflow.compat.v1.", "tensorflow.").replace("compat.v2.", "")
-    text = longest(TENSORFLOW_ADVICE, name) or longest(TENSORFLOW_ADVICE, short)
+    text = longest(ADVICE, name) or longest(ADVICE, short)
     if text is not None:
         return text
     text = longest(TENSORFLOW, name) or longest(TENSORFLOW, short)

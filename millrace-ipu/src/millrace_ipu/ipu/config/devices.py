@@ -25,9 +25,9 @@ from millrace.extend import ask_for_virtual, devices_of_environment, process_cou
 from millrace_ipu.ipu.config.categories import DeviceConnectionType
 from millrace_ipu.ipu.config.option import Category, Option, options
 from millrace_ipu.ipu.environment import read_variables
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.pre_compile import begin_pre_compile, end_pre_compile
 from millrace_ipu.ipu.release import reset_release
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 logger = logging.getLogger("millrace")
 _FLAG = "--xla_force_host_platform_device_count"

@@ -2,7 +2,7 @@
 
 init()                     -> millrace.distributed.initialize()
 size(), rank()             the number of processes, and of this one
-allreduce, broadcast, ...  collectives.py
+allreduce, broadcast, ...  raise: JAX exchanges arrays of the host
 popdist_strategy           the strategy of such a run
 """
 
@@ -11,21 +11,10 @@ from typing import Any
 
 from millrace.extend import process_count as _process_count
 from millrace.extend import process_index as _process_index
-from millrace_ipu.ipu.distributed.collectives import Average as Average
-from millrace_ipu.ipu.distributed.collectives import Sum as Sum
-from millrace_ipu.ipu.distributed.collectives import all_reduce as all_reduce
-from millrace_ipu.ipu.distributed.collectives import allgather as allgather
-from millrace_ipu.ipu.distributed.collectives import allreduce as allreduce
-from millrace_ipu.ipu.distributed.collectives import broadcast as broadcast
 from millrace_ipu.ipu.popdist import init as init
 from millrace_ipu.ipu.replacements import other_name as _other_name
 
-_MODULES = {
-    "host_collective_ops": "collectives",
-    "ipu_horovod_strategy": "popdist_strategy",
-    "ipu_multi_replica_strategy": "popdist_strategy",
-    "popdist_strategy": "popdist_strategy",
-}
+_STRATEGIES = ("ipu_horovod_strategy", "ipu_multi_replica_strategy", "popdist_strategy")
 
 
 def shutdown() -> None:
@@ -43,6 +32,6 @@ def is_initialized() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _STRATEGIES:
         return _other_name(__name__, name)
-    return _importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return _importlib.import_module(f"{__name__}.popdist_strategy")

@@ -14,8 +14,8 @@ import keras
 
 from millrace.errors import DTypeError, LoopError, OptionError
 from millrace_ipu._compat.keras_optimizers import let_names_be_given
-from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
-from millrace_ipu.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import AccumulatingOptimizer
+from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "opt": (keras.optimizers.Optimizer,),

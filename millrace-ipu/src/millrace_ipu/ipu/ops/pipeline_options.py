@@ -13,8 +13,8 @@ from typing import Any
 
 from millrace.errors import DTypeError, OptionError, UnsupportedError
 from millrace_ipu.ipu.accumulator_dtype import accumulator_dtype
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.ops.schedules import NATIVE, PipelineSchedule, recomputation_of
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 
 class PipelineStageOptions:

@@ -1,9 +1,9 @@
 """Optimizers around other optimizers.
 
-CrossReplicaOptimizer(opt)                            -> millrace_ipu.optimizers.cross_replica
-GradientAccumulationOptimizerV2(opt, n), without V2   -> millrace_ipu.optimizers.accumulating
-CrossReplicaGradientAccumulationOptimizerV2(opt, n)   -> accumulating, around cross_replica
-MapGradientOptimizer(opt, function)                   no native counterpart: maps gradients
+CrossReplicaOptimizer(opt)                            the mean of the replicas' gradients
+GradientAccumulationOptimizerV2(opt, n), without V2   one update in n iterations of a loop
+CrossReplicaGradientAccumulationOptimizerV2(opt, n)   accumulates around the mean
+MapGradientOptimizer(opt, function)                   maps gradients
 """
 
 from typing import Any

@@ -1,5 +1,12 @@
 """Optimizers that accumulate gradients over iterations of `loops.repeat`.
 
+    iteration     0    1    2    3    4    5    6    7
+    accumulator   g0  +g1  +g2  +g3   g4  +g5  +g6  +g7
+    update                       *                   *
+
+They are for custom training loops. Models that a strategy runs accumulate with
+`set_gradient_accumulation_options`, which computes no update in vain.
+
 GradientAccumulationOptimizerV2(opt, n)             -> AccumulatingOptimizer(opt, n)
 GradientAccumulationOptimizer(opt, n)               -> the same, for SGD
 CrossReplicaGradientAccumulationOptimizerV2, ...    -> AccumulatingOptimizer(CrossReplica(opt), n)
@@ -7,20 +14,178 @@ dtype                                               -> dtype; opt gets gradients
 offload_weight_update_variables, replicated_optimizer_state_sharding, verify_usage  without effect
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, cast
 
+import jax
+import jax.numpy as jnp
 import keras
+from jax.typing import DTypeLike
+from keras import ops
 
 from millrace.errors import OptionError, PlanError
-from millrace.extend import host_memory, whole_number
+from millrace.extend import (
+    WrappingOptimizer,
+    accumulator_dtype,
+    enclosing_loop,
+    holds_anywhere,
+    host_memory,
+    refusing_other_dtypes,
+    whole_number,
+    wrapped_chain,
+)
 from millrace_ipu.ipu.accumulator_dtype import AnyDtype, optimizer_dtype
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.gradient_accumulation import reduction_method as method_of
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer, Minimizing
-from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.pytrees import Gradient
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
+
+
+@keras.saving.register_keras_serializable(package="millrace")
+class AccumulatingOptimizer(WrappingOptimizer):
+    """Accumulates the gradients of `steps` iterations of `millrace.repeat`, and applies their sum.
+
+    The variables and the optimizer's count `iterations` change once in `steps` iterations of the
+    loop, whose number must be a multiple of `steps`. Other wrappers go inside of this one.
+
+    Args:
+        wrapped_optimizer: a Keras optimizer.
+        steps: iterations of the loop for each update.
+        reduction: `"sum"`, or `"mean"` over the iterations.
+        dtype: of the accumulators: None for the dtype of each variable, one dtype for all, or a
+            function that returns a dtype for a variable.
+        keeps_dtype: whether the wrapped optimizer gets gradients in the dtype of the accumulators,
+            which its own `apply_gradients` must cast. False casts them to the variable's dtype.
+        name: of this optimizer.
+
+    Raises:
+        OptionError: for an invalid value.
+        PlanError: if `wrapped_optimizer` accumulates, too.
+    """
+
+    is_outermost = True
+
+    def __init__(
+        self,
+        wrapped_optimizer: keras.optimizers.Optimizer,
+        steps: int,
+        *,
+        reduction: str = "sum",
+        dtype: DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None = None,
+        keeps_dtype: bool = False,
+        name: str = "AccumulatingOptimizer",
+    ):
+        steps = whole_number("steps", steps, 1)
+        if reduction not in ("sum", "mean"):
+            raise OptionError(f"reduction is 'sum' or 'mean'. Received: {reduction!r}.")
+        super().__init__(wrapped_optimizer, name)
+        for inner in wrapped_chain(wrapped_optimizer):
+            if isinstance(inner, WrappingOptimizer):
+                inner.is_accumulated = True
+        self.steps = steps
+        self._reduction, self._dtype, self._keeps_dtype = reduction, dtype, keeps_dtype
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates accumulators, and builds the wrapped optimizer."""
+        super().build(variables)
+        self._applied_to = list(variables)
+        self._step = self.add_variable((), "zeros", "int32", name="turn")
+        self._accumulators = [
+            self.add_variable(
+                variable.shape,
+                "zeros",
+                str(accumulator_dtype(self._dtype, variable)),
+                name=f"{variable.path.replace('/', '_')}_accumulator",
+            )
+            for variable in variables
+        ]
+
+    def apply(
+        self,
+        grads: Iterable[Gradient],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+    ) -> None:
+        """Adds gradients up; the wrapped optimizer applies the sum in the last step of an update.
+
+        Raises:
+            PlanError: outside of a loop of `repeat`.
+        """
+        self._check_loop()
+        grads, variables = self._built_for(grads, trainable_variables)
+        variables = self._applied_to if variables is None else variables
+        indices = {id(variable): index for index, variable in enumerate(self._applied_to)}
+        accumulators = [self._accumulators[indices[id(variable)]] for variable in variables]
+        pairs = [
+            (accumulator, gradient, variable)
+            for accumulator, gradient, variable in zip(
+                accumulators, self.prepare(grads, variables), variables, strict=True
+            )
+            if gradient is not None
+        ]
+        for accumulator, gradient, variable in pairs:
+            if variable.overwrite_with_gradient:
+                new = ops.cast(gradient, accumulator.dtype)
+                accumulator.assign(ops.maximum(accumulator.value, new))
+            else:
+                accumulator.assign_add(ops.cast(gradient, accumulator.dtype))
+
+        def update() -> None:
+            self._update([accumulator for accumulator, _, _ in pairs], [v for *_, v in pairs])
+
+        if self.steps == 1:
+            update()
+            return
+        step = self._step + 1
+        is_last = holds_anywhere(cast(jax.Array, ops.equal(step, self.steps)))
+        self._step.assign(ops.where(is_last, 0, step))
+        ops.cond(is_last, update, lambda: None)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, keras.Variable]]) -> Any:
+        """Accumulates `(gradient, variable)` pairs, and returns the number of updates."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(grads, variables)
+        return self.iterations
+
+    def stateless_apply(
+        self,
+        optimizer_variables: Sequence[jax.Array],
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[jax.Array],
+    ) -> NoReturn:
+        """Refuses models that a strategy runs.
+
+        Raises:
+            PlanError: always.
+        """
+        raise _outside(self.name)
+
+    def _update(
+        self, accumulators: Sequence[keras.Variable], variables: Sequence[keras.Variable]
+    ) -> None:
+        gradients = [accumulator.value for accumulator in accumulators]
+        if self._reduction == "mean":
+            gradients = [
+                gradient if variable.overwrite_with_gradient else gradient / self.steps
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
+        if self._keeps_dtype:
+            with refusing_other_dtypes(self.wrapped_optimizer):
+                pairs = zip(gradients, variables, strict=True)
+                self.wrapped_optimizer.apply_gradients(list(pairs))
+        else:
+            cast = [ops.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
+            self.wrapped_optimizer.apply(cast, variables)
+        for accumulator in accumulators:
+            accumulator.assign(jnp.zeros(accumulator.shape, accumulator.dtype))
+
+    def _check_loop(self) -> None:
+        loop = enclosing_loop()
+        if loop is None or not loop.is_counted:
+            raise _outside(self.name)
+        loop.needs_multiple_of(self.steps)
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
@@ -134,3 +299,11 @@ def _check_offload(offloads: bool | None, shards: bool) -> None:
             "replicated_optimizer_state_sharding of a gradient accumulation optimizer",
             "Each replica of a loop has the whole state. Set it in pipeline(), or on a model.",
         )
+
+
+def _outside(name: str) -> PlanError:
+    return PlanError(
+        f"{name} accumulates over the iterations of a loop, and was called outside of a loop of "
+        "repeat(). Apply it in the body of repeat(). A model that is trained by fit() accumulates "
+        "with model.set_gradient_accumulation_options()."
+    )

@@ -15,9 +15,9 @@ import jax
 import keras
 
 from millrace.errors import OptionError
-from millrace.extend import WrappingOptimizer, are_prepared
+from millrace.extend import WrappingOptimizer, are_prepared, cross_replica_mean, largest
 from millrace_ipu._compat.keras_optimizers import let_names_be_given
-from millrace_ipu.optimizers import cross_replica
+from millrace_ipu.pytrees import Gradient
 from millrace_ipu.tensorflow.computed_losses import gradients_of
 
 let_names_be_given()
@@ -68,7 +68,7 @@ class Minimizing(WrappingOptimizer):
 
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[jax.Array | None, keras.Variable]],
+        grads_and_vars: Iterable[tuple[Gradient, keras.Variable]],
         global_step: keras.Variable | None = None,
         name: str | None = None,
     ) -> Any:
@@ -99,16 +99,40 @@ class IpuOptimizer(Minimizing):
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
-class CrossReplicaOptimizer(Minimizing, cross_replica.CrossReplicaOptimizer):
-    """Averages gradients over replicas, and applies them.
+class CrossReplicaOptimizer(Minimizing):
+    """Averages gradients over the replicas of a compiled function, and applies them.
+
+    Variables that are equal on all replicas at the start stay equal. Models that a strategy runs
+    as replicas do not need it: their gradients are reduced anyway.
 
     Args:
         opt: a Keras optimizer.
         name: of the new optimizer.
+
+    Raises:
+        OptionError: if `opt` is not an optimizer.
     """
 
+    takes_means = True
+
     def __init__(self, opt: keras.optimizers.Optimizer, name: str = "CrossReplicaOptimizer"):
-        cross_replica.CrossReplicaOptimizer.__init__(self, opt, name)
+        super().__init__(opt, name)
+
+    def gradients_to_apply(
+        self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable] | None
+    ) -> list[Gradient]:
+        """Returns the mean of the replicas' gradients, which are exchanged all at once.
+
+        Of the values with which Keras overwrites a variable it is the largest.
+        """
+        new: list[Any] = list(gradients)
+        overwrites = [getattr(each, "overwrite_with_gradient", False) for each in variables or new]
+        reduced = [k for k, gradient in enumerate(new) if gradient is not None]
+        averaged = [k for k in reduced if not overwrites[k]]
+        means = cross_replica_mean([new[k] for k in averaged])
+        for k in reduced:
+            new[k] = largest(new[k]) if overwrites[k] else means.pop(0)
+        return new
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
@@ -140,14 +164,12 @@ class MapGradientOptimizer(Minimizing):
         super().__init__(wrapped_optimizer, name)
         self._function = gradient_mapping_function
 
-    def prepare(
-        self, gradients: list[jax.Array | None], variables: Sequence[keras.Variable]
-    ) -> list[Any]:
+    def prepare(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Any]:
         """Maps gradients that are about to be accumulated."""
         return self._mapped(super().prepare(gradients, variables), variables)
 
     def gradients_to_apply(
-        self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable] | None
+        self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable] | None
     ) -> list[Any]:
         """Maps gradients that are about to be applied, unless `prepare` has mapped them."""
         if self.is_accumulated or are_prepared():
@@ -160,7 +182,7 @@ class MapGradientOptimizer(Minimizing):
         self._variables_seen = list(variables)
 
     def _mapped(
-        self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable]
+        self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> list[Any]:
         return [
             gradient

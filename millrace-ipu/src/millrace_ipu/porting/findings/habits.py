@@ -9,8 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from millrace_ipu.porting.findings.finding import Finding
-from millrace_ipu.porting.findings.source_text import SourceText, TextEdit
+from millrace_ipu.porting.findings.source_text import Finding, SourceText, TextEdit
 from millrace_ipu.porting.keras2 import RECEIVERS, Edit, Habit, habits_of
 from millrace_ipu.porting.replacements import shown
 

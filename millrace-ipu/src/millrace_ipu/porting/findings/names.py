@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from millrace_ipu.ipu.replacements import IPU
 from millrace_ipu.porting import keras2_names
-from millrace_ipu.porting.findings.finding import Finding
 from millrace_ipu.porting.findings.imports import ImportRules
 from millrace_ipu.porting.findings.program import OwnModule, PortedProgram
-from millrace_ipu.porting.findings.source_text import TextEdit
+from millrace_ipu.porting.findings.source_text import Finding, TextEdit
 from millrace_ipu.porting.names import ImportedNames
 from millrace_ipu.porting.replacements import (
     HOMES,

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import click
 
-from millrace_ipu.porting.findings.finding import Finding
-from millrace_ipu.porting.findings.port import port_program, uses_tensorflow
+from millrace_ipu.porting.findings.port import port_program, rewrite, uses_tensorflow
 from millrace_ipu.porting.findings.program import PortedProgram
-from millrace_ipu.porting.findings.rewrite import rewrite
+from millrace_ipu.porting.findings.source_text import Finding
 
 _COLOURS = {"@@": "cyan", "+": "green", "-": "red"}
 

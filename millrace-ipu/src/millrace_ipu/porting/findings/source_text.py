@@ -62,3 +62,15 @@ class SourceText:
         """The line ending of the first line."""
         match = _LINES.search(self.text)
         return match.group() if match else "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A part of a program that millrace does not run, or runs under another name."""
+
+    line: int
+    what: str
+    instead: str  # the text to write in its place
+    blocks: bool = True  # whether it prevents the program from running
+    edits: tuple[TextEdit, ...] = ()  # write the replacement, where this needs no judgement
+    why: str = "runs as it is"  # why it does not, if it does not

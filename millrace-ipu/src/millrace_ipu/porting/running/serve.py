@@ -9,11 +9,16 @@ outfeed_wrapper, ...            millrace_ipu.ipu.outfeed_wrapper, ...           
 keras.layers.core, ...          keras.layers, ...                           `keras2_modules`
 tensorflow.python.ops, ...      the public names of TensorFlow              `private_modules`
 
-Calls of Keras get the meaning that they had in Keras 2: `mending`.
+Calls of Keras get the meaning that they had in Keras 2: `mending`. An error about what Keras 3 does
+not have gets a note with the words of `millrace port`:
+
+AttributeError: 'tuple' object has no attribute 'as_list'
+Keras 3 has no .as_list. Write list(x.shape).
 """
 
 import importlib
 import pathlib
+import re
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,10 +34,10 @@ from millrace_ipu._compat.module_aliases import (
     show_tensorflow,
     stop_serving,
 )
-from millrace_ipu._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
-from millrace_ipu.porting.keras2_names import module_now
-from millrace_ipu.porting.mending.mending import mending
-from millrace_ipu.porting.running.error_notes import add_note
+from millrace_ipu._compat.patch_table import KERAS2_CALLS, OLD_ATTRIBUTES, SCRIPT_MODULES
+from millrace_ipu.porting.keras2 import HABITS, habits_of
+from millrace_ipu.porting.keras2_names import advice, module_now
+from millrace_ipu.porting.mending.calls import put_in_all
 from millrace_ipu.porting.running.keras2_modules import (
     module_aliases,
     old_attribute,
@@ -59,6 +64,22 @@ NAMES = {
     "tensorflow.python.keras": "keras",
 }
 PURPOSE = "tensorflow"
+_ARGUMENT = re.compile(
+    r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'"
+    r"|passed to (\w+): \{'(\w+)'|Argument\(s\) not (recognized): \{'(\w+)'"
+)
+_IMPORT = re.compile(r"cannot import name '(\w+)' from '(?:tensorflow\.)?(keras[\w.]*)'")
+_OWNERS = (
+    "",
+    "model",
+    "keras",
+    "keras.layers",
+    "keras.optimizers",
+    "keras.callbacks",
+    "keras.losses",
+)
+for _name in ("callbacks", "layers", "models", "optimizers", "values"):
+    importlib.import_module(f"millrace_ipu.porting.mending.{_name}")  # registers its wrappers
 
 
 @contextmanager
@@ -87,9 +108,11 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
 
     put_in(SCRIPT_MODULES, undo)
     try:
-        with hidden(aliases), mending():
+        with hidden(aliases):
+            put_in_all()
             yield
     finally:
+        take_out_all(KERAS2_CALLS)
         take_out(SCRIPT_MODULES)
 
 
@@ -112,7 +135,7 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             _add_advice(error)
-        add_note(error)
+        _add_note(error)
         raise
     finally:
         sys.argv, sys.path[:] = argv, path
@@ -127,6 +150,37 @@ def _add_advice(error: ModuleNotFoundError) -> None:
     instead = longest(MODULES, name)
     if instead and name not in sys.modules:
         error.msg = f"{error.msg}. In its place: {instead}."
+
+
+def _add_note(error: BaseException) -> None:
+    """Adds a note to an error that the table of habits explains.
+
+    Args:
+        error: of a program. Errors that say themselves what to write get no note.
+    """
+    note = next(_notes(error), None)
+    if note is not None and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    message = str(error)
+    if isinstance(error, AttributeError) and error.name:
+        owner = "dtype." if isinstance(error.obj, str) else "."
+        for habit in HABITS:
+            if not habit.argument and any(of.endswith(f"{owner}{error.name}") for of in habit.of):
+                yield f"Keras 3 has no .{error.name}. Write {habit.instead}."
+    elif isinstance(error, ImportError):
+        found = _IMPORT.search(message)
+        name = f"{found[2]}.{found[1]}" if found else ""
+        instead = advice(name or (error.name or "").removeprefix("tensorflow."))
+        if instead is not None:
+            yield f"Keras 3 has no {name or error.name}. Write {instead}."
+    elif isinstance(error, TypeError | ValueError) and (found := _ARGUMENT.search(message)):
+        function, argument = filter(None, found.groups())
+        for habit in (each for owner in _OWNERS for each in habits_of(f"{owner}.{function}")):
+            if habit.argument == argument:
+                yield f"Keras 3 has no {argument}= of {function}. Write {habit.instead}."
 
 
 def _other_module(name: str) -> ModuleType | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from millrace_ipu.tensorflow.advice import ADVICE
 from millrace_ipu.tensorflow.dispatch import real_name
 from millrace_ipu.tensorflow.extras import V1_INITIALIZERS
 from millrace_ipu.tensorflow.extras import v1_train as train  # noqa: F401 - a name of this module
@@ -22,7 +21,7 @@ from millrace_ipu.tensorflow.graph_variables import Graph as Graph
 from millrace_ipu.tensorflow.graph_variables import get_variable as get_variable
 from millrace_ipu.tensorflow.graph_variables import get_variable_scope as get_variable_scope
 from millrace_ipu.tensorflow.graph_variables import variable_scope as variable_scope
-from millrace_ipu.tensorflow.replacements import TENSORFLOW
+from millrace_ipu.tensorflow.replacements import ADVICE, TENSORFLOW
 
 
 def placeholder(

@@ -89,7 +89,7 @@ def mapped_spec(function: Callable[..., object], spec: ElementSpec) -> Any:
 
     Each unknown size is tried with two numbers: where the results differ, the size is unknown.
     """
-    if any(leaf.shape is None for leaf in leaves_of(spec)):
+    if any(leaf.shape is None for leaf in jax.tree.leaves(spec)):
         return None
 
     def results(size: int) -> Any:
@@ -98,7 +98,7 @@ def mapped_spec(function: Callable[..., object], spec: ElementSpec) -> Any:
 
         return spec_of(mapped(function, jax.tree.map(zeros, spec)))
 
-    if all(None not in leaf.shape for leaf in leaves_of(spec)):
+    if all(None not in leaf.shape for leaf in jax.tree.leaves(spec)):
         return results(2)
     return jax.tree.map(_common, results(2), results(3))
 
@@ -122,8 +122,3 @@ def stacked(elements: Sequence[ArrayTree]) -> Any:
             f"batch() stacks elements of the same shape, and received {' and '.join(shapes)}. Pad "
             "or cut them in map() first."
         ) from error
-
-
-def leaves_of(spec: ElementSpec) -> list[Any]:
-    """Returns the specs of an element's arrays."""
-    return jax.tree.leaves(spec)

@@ -13,7 +13,6 @@ from millrace_ipu.tensorflow.data.elements import (
     ElementSpec,
     TensorSpec,
     as_element,
-    leaves_of,
     spec_of,
 )
 from millrace_ipu.tensorflow.dtypes import as_dtype
@@ -136,7 +135,7 @@ def _as_declared(value: object, signature: ElementSpec, number: int) -> Any:
             f"Element {number} of a generator, {value!r}, does not match output_signature: "
             f"{signature}. Yield values of that structure."
         ) from error
-    for array, s in zip(arrays, leaves_of(signature), strict=True):
+    for array, s in zip(arrays, jax.tree.leaves(signature), strict=True):
         if not _fits(array.shape, s.shape):
             raise DataError(
                 f"Element {number} of a generator has an array of shape {array.shape}, where "

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 from millrace.extend import MetricReduction, refuse_unknown, truth, whole_number
 from millrace_ipu.ipu.enums import member_by_name
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.ops.pipeline_options import (
     check_sharded_state,
     list_of_options,
     refuse_continuous_updates,
 )
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 STEPS = "gradient_accumulation_steps_per_replica"
 

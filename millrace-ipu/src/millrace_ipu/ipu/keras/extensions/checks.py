@@ -29,10 +29,10 @@ from millrace.extend import (
 from millrace_ipu.ipu.keras.extensions.arguments import STEPS
 from millrace_ipu.ipu.keras.extensions.building import ModelExtension
 from millrace_ipu.ipu.keras.extensions.settings import Settings
-from millrace_ipu.ipu.no_effect import notes
 from millrace_ipu.ipu.ops.pipeline_options import BACKWARD, FORWARD, check_number_of_options
 from millrace_ipu.ipu.ops.schedules import check_length
-from millrace_ipu.optimizers.accumulating import AccumulatingOptimizer
+from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import AccumulatingOptimizer
+from millrace_ipu.tensorflow.no_operation import notes
 
 logger = logging.getLogger("millrace")
 _OF_TRAINING = (

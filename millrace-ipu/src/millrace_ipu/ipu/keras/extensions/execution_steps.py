@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from millrace.errors import DataError, PlanError
 from millrace.extend import Mode, Setup, factors
 from millrace_ipu.ipu.keras.extensions.settings import Settings
-from millrace_ipu.ipu.no_effect import notes
 from millrace_ipu.ipu.ops.schedules import concurrent_micro_batches
 from millrace_ipu.ipu.release import VARIABLE, counts_one_replica
+from millrace_ipu.tensorflow.no_operation import notes
 
 logger = logging.getLogger("millrace")
 _NAMES = {Mode.TRAIN: "steps_per_epoch", Mode.TEST: "steps", Mode.PREDICT: "steps"}

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import jax
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 
 from millrace.errors import PlanError, UnsupportedError
 from millrace.extend import (
@@ -30,7 +31,6 @@ from millrace.extend import (
 )
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.config.devices import processes_of
-from millrace_ipu.ipu.distributed.collectives import broadcast
 from millrace_ipu.pytrees import ArrayTree
 
 _SECONDS = 600.0  # from the first process to the last
@@ -125,13 +125,20 @@ class Instances:
             total = zlib.crc32(np.ascontiguousarray(value).data.cast("B"), total)
         if len(set(texts_of_all(f"weights {total:08x}", _SECONDS))) > 1:
             for variable, value in zip(model.variables, values, strict=True):
-                variable.assign(broadcast(value, 0))
+                variable.assign(_of_first_process(value))
 
 
 def instances_of(setup: Setup) -> Instances | None:
     """Returns the processes of a model's devices; None where all of them draw the same data."""
     count = processes_of(current_system().config) if setup.spans_processes else 1
     return None if count == 1 else Instances(count)
+
+
+def _of_first_process(value: np.ndarray) -> np.ndarray:
+    # As bytes: JAX would make float64 and int64 arrays of 32 bits.
+    raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), "uint8")
+    first = np.asarray(multihost_utils.process_allgather(raw))[0]
+    return np.frombuffer(first.tobytes(), value.dtype).reshape(value.shape)
 
 
 class _OwnPart:

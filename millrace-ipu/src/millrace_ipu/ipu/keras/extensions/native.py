@@ -40,7 +40,6 @@ from millrace.extend import (
 from millrace_ipu.ipu.accumulator_dtype import accumulator_dtype
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.keras.extensions.settings import Settings, rules_of
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.ipu.ops.pipeline_options import (
     BACKWARD,
     FORWARD,
@@ -48,6 +47,7 @@ from millrace_ipu.ipu.ops.pipeline_options import (
     options_of_update,
 )
 from millrace_ipu.ipu.ops.schedules import NATIVE, recomputation_of
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 _LATENCY = ("optimise_latency", "optimize_latency")
 _BYTES = ("max_block_bytes", "max_resident_bytes")

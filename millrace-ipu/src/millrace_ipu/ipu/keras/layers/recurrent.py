@@ -15,7 +15,7 @@ import jax
 import keras
 
 from millrace_ipu.ipu.keras.layers.stock import InputShape, Seed, one_number
-from millrace_ipu.ipu.no_effect import warn_no_effect
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 _PLANS = (
     "partials_dtype",

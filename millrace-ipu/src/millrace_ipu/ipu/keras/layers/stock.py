@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 import keras
 import numpy as np
 
-from millrace_ipu.ipu.no_effect import warn_no_effect
 from millrace_ipu.pytrees import Array
+from millrace_ipu.tensorflow.no_operation import warn_no_effect
 
 Seed: TypeAlias = int | Sequence[int] | Array | None
 InputShape: TypeAlias = tuple[int, ...]

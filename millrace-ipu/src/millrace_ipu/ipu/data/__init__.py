@@ -1,1 +1,0 @@
-"""`ipu.data`: data sets."""

@@ -1,1 +1,0 @@
-"""`ipu.data.ops`: operations on data sets."""

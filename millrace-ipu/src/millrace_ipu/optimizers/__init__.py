@@ -1,1 +1,0 @@
-"""Optimizers around another one that IPU programs ask for by name."""
