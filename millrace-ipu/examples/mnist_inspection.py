@@ -18,12 +18,12 @@ from millrace_ipu import ipu  # isort: skip - first: it makes JAX the backend of
 import argparse
 
 import numpy as np
+
+from millrace_ipu import tensorflow as tf
 from millrace_ipu.ipu.outfeed_callback import OutfeedCallback
 from millrace_ipu.ipu.outfeed_layers import MaybeOutfeed, Outfeed
 from millrace_ipu.ipu.outfeed_optimizer import OutfeedOptimizer, OutfeedOptimizerMode
 from millrace_ipu.ipu.outfeed_wrapper import MaybeOutfeedQueue
-
-from millrace_ipu import tensorflow as tf
 
 keras = tf.keras
 ROWS, ACCUMULATION = 32, 4
