@@ -80,6 +80,7 @@ IPU = {
     "ipu.keras.layers.EffectiveTransformer": "keras.layers.MultiHeadAttention",
     "ipu.keras.losses": "keras.losses.CTC()",
     "ipu.keras.optimizers.LAMBIpuOptimizer": "keras.optimizers.Lamb",
+    "ipu.keras.optimizers.LARSIpuOptimizer": "keras.optimizers.Lamb, or SGD",
     "ipu.math_ops": _SUM_PER_GROUP,
     "ipu.nn_ops.ctc_": "keras.ops.ctc_loss",
     "ipu.reduce_scatter_op": "ipu.cross_replica_ops.cross_replica_sum",
