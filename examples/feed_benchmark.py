@@ -1,9 +1,4 @@
-"""Does this data set keep up with this model? How fast is it alone, and through the infeed?
-
-On the command line, with the name of a function:
-
-    millrace benchmark examples/feed_benchmark.py:photos --infeed
-"""
+"""Does this data set keep up with this model? How fast is it alone, and through the infeed?"""
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
 
