@@ -110,10 +110,10 @@ def test_training_is_that_with_the_mean_of_all_gradients(name, count):
     data = elements(sum(CALLS) * count)
     for k in range(0, len(data), count):
         losses.append(step(data[k : k + count]))
-    np.testing.assert_allclose(found["loss"], losses, rtol=2e-5)
-    np.testing.assert_allclose(means[-1], np.mean(losses, 0)[0], rtol=2e-5)
+    np.testing.assert_allclose(found["loss"], losses, rtol=1e-6)
+    np.testing.assert_allclose(means[-1], np.mean(losses, 0)[0], rtol=1e-6)
     for value, expected in zip(replicated.state(), one.state(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-6)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
     weights = found["weight"]
     assert (weights == weights[:, :1]).all()
     np.testing.assert_array_equal(replicated.model.weights[0], weights[-1, 0])
@@ -135,9 +135,9 @@ def test_without_an_exchange_each_replica_trains_alone():
     train = compile_function(alone.train)
     with InfeedQueue(elements(2 * sum(CALLS))[::2]) as alone.infeed:
         train(sum(CALLS))
-    np.testing.assert_allclose(found["loss"][:, 0], alone.queue.dequeue()["loss"], rtol=2e-5)
+    np.testing.assert_allclose(found["loss"][:, 0], alone.queue.dequeue()["loss"], rtol=1e-6)
     for value, expected in zip(replicated.state(), alone.state(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-6)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
     assert (found["weight"][:, 0] != found["weight"][:, 1]).any()
 
 
