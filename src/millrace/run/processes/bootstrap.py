@@ -188,7 +188,7 @@ def _next(servers: list[socket.socket], deadline: float) -> _Newcomer:
 
 def _introduced(connection: Connection) -> _Newcomer | None:
     """Returns the process that has connected; None for anything else, such as a port scanner."""
-    with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(TimeoutError, ConnectionError, ValueError, KeyError, TypeError):
         hello = connection.first(_HELLO_SECONDS)
         if hello is not None and hello["kind"] == "hello":
             index, host, pid = hello["member"]

@@ -1,4 +1,4 @@
-"""What the time of a pipeline's updates goes to, in a process of several.
+"""The parts of the time of a pipeline's updates, in a process of several.
 
 feed        wait for the batches of an update
 run         dispatch    Python, and JAX's calls: this thread has the core
