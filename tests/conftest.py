@@ -23,7 +23,7 @@ import pytest  # noqa: E402
 import millrace  # noqa: E402
 import own_threads  # noqa: E402
 from millrace.compilation.explain.diagnose import history  # noqa: E402
-from quick_compiler import QuickCompiler  # noqa: E402
+from quick_compiler import compiler  # noqa: E402
 from resources import give_back, resident_bytes  # noqa: E402
 
 MOST_MEMORY = 11 << 27  # of a worker (1.4 GiB), so that two and their children fit into 4 GiB
@@ -34,7 +34,6 @@ MORE_MEMORY = 1 << 28  # that is worth looking for what can be let go
 gc.freeze()
 gc.set_threshold(100_000, 10, 10)
 
-compiler = QuickCompiler()
 held = 0  # bytes, after the worker has last let go of what it could
 
 
@@ -81,12 +80,6 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect()
         give_back()
         held = resident_bytes()
-
-
-@pytest.fixture
-def quick_environment():
-    """Of programs that a test starts, whose bits, memory and speed do not matter."""
-    return {**os.environ, **compiler.environment()}
 
 
 @pytest.fixture(autouse=True)

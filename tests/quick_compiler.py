@@ -37,11 +37,11 @@ class QuickCompiler:
         self._module.get_compile_options = self._get_compile_options
 
     def environment(self) -> dict[str, str]:
-        """Returns what makes a program that a test starts compile in the same way."""
+        """Returns the environment of a program that a test starts: it compiles in the same way."""
         if not self.is_on:
-            return {}
+            return dict(os.environ)
         options = (f"--{name}={str(value).lower()}" for name, value in self._options)
-        return {"XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *options])}
+        return {**os.environ, "XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *options])}
 
     def _get_compile_options(self, *args: Any, **kwargs: Any) -> Any:
         options = self._original(*args, **kwargs)
@@ -56,3 +56,6 @@ def _is_known(name: str) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+compiler = QuickCompiler()  # of this process

@@ -1,4 +1,3 @@
-import os
 import pathlib
 import re
 import subprocess
@@ -7,16 +6,15 @@ import sys
 import pytest
 
 from case_marks import with_marks
+from quick_compiler import compiler
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Of large programs, which take longer to compile than to run.
-FEW_STEPS = ("bert_pretraining", "pipeline_resnet", "replicated_convnet")
 CASES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run(path, directory, environment, *command):
+def run(path, directory, *command):
     # Without what the tests set up for themselves: as a user would run it, in any directory.
-    environment = {k: v for k, v in environment.items() if k != "KERAS_BACKEND"}
+    environment = {k: v for k, v in compiler.environment().items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
         [sys.executable, *command, str(path), "--small"],
         cwd=directory,
@@ -34,15 +32,15 @@ def run(path, directory, environment, *command):
 @pytest.mark.parametrize(
     "path", with_marks(CASES, exhaustive=("demo.py",)), ids=lambda path: path.stem
 )
-def test_runs(path, tmp_path, quick_environment):
-    run(path, tmp_path, quick_environment if path.stem in FEW_STEPS else os.environ)
+def test_runs(path, tmp_path):
+    run(path, tmp_path)
 
 
 @pytest.mark.slow
 def test_two_processes_get_what_one_gets(tmp_path):
     def losses(*command):
         path = ROOT / "examples" / "processes.py"
-        output = run(path, tmp_path, os.environ, *command)
+        output = run(path, tmp_path, *command)
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
 
     command = "from millrace.tools.cli.main import main; main()", "launch", "--processes", "2"
@@ -52,10 +50,10 @@ def test_two_processes_get_what_one_gets(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path, quick_environment):
+def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path):
     command = "from millrace.tools.cli.main import main; main()", "launch", "--processes", "2"
     path = ROOT / "examples" / "replicated_convnet.py"
-    output = run(path, tmp_path, quick_environment, "-c", *command)
+    output = run(path, tmp_path, "-c", *command)
     assert "process 0 of 2: replicas on device 0 of process 0, device" in output  # it checks itself
     assert "of process 1" in output
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from quick_compiler import compiler
+
 HERE = pathlib.Path(__file__).parent
 COUNT, FAIL, SHORT, SHORT_FAIL, KILL_BEFORE, KILL_AFTER, FULL, DEAD = range(8)
 ALL, WRITES = (1 << 9) - 1, 1 << 1  # kinds of operations, in the order of faults.c
@@ -40,7 +42,7 @@ def server(
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **environment, "JAX_NUM_CPU_DEVICES": "4"},
+            env={**compiler.environment(), **environment, "JAX_NUM_CPU_DEVICES": "4"},
         )
         assert process.stdin is not None
         assert process.stdout is not None

@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from quick_compiler import compiler
+
 HERE = pathlib.Path(__file__).parent
 
 
@@ -30,7 +32,7 @@ def run(name, agreements):
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     result = subprocess.run(
         [sys.executable, str(HERE / name)],
-        env={**os.environ, "JAX_ENABLE_X64": "1", "PYTHONPATH": path},
+        env={**compiler.environment(), "JAX_ENABLE_X64": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -11,6 +11,7 @@ import keras
 import pytest
 
 from case_marks import exhaustive
+from quick_compiler import compiler
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +25,13 @@ QUICK = [
 ]
 
 
-def launch(script, *arguments, devices=1, timeout=500, environment=None, cwd=None):
+def launch(script, *arguments, devices=1, timeout=500, cwd=None):
     return subprocess.run(
         [*LAUNCH, "--devices-per-process", str(devices), str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment,
+        env=compiler.environment(),
         cwd=cwd,
     )
 
@@ -40,8 +41,8 @@ def same(result):
     return re.findall(r"^same: (.*) \(", result.stdout, re.MULTILINE)
 
 
-def test_numbers_over_processes_are_those_of_one_device(quick_environment):
-    assert same(launch(SCRIPT, *QUICK, devices=2, environment=quick_environment)) == QUICK
+def test_numbers_over_processes_are_those_of_one_device():
+    assert same(launch(SCRIPT, *QUICK, devices=2)) == QUICK
 
 
 @pytest.mark.exhaustive

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from quick_compiler import compiler
+
 SCRIPT = pathlib.Path(__file__).parent / "replica_script.py"
 START = "from millrace.tools.cli.main import main; main()"
 
@@ -17,6 +19,7 @@ def launch(processes, devices, directory):
         capture_output=True,
         text=True,
         timeout=500,
+        env=compiler.environment(),
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

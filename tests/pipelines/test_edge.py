@@ -13,6 +13,7 @@ import pytest
 from millrace.base.devices import DeviceGroup
 from millrace.run.pipelines.runtime.links import Here, Permute, link
 from millrace.run.pipelines.runtime.transfer import Edge
+from quick_compiler import compiler
 
 pytestmark = pytest.mark.quick
 
@@ -39,7 +40,10 @@ def run(tmp_path):
             with log.open("w") as file:
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, *arguments], stdout=file, stderr=subprocess.STDOUT
+                        [sys.executable, *arguments],
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        env=compiler.environment(),
                     )
                 )
         try:

@@ -1,7 +1,6 @@
 """Programs that leave records, run as users run them."""
 
 import json
-import os
 import pathlib
 import re
 import signal
@@ -14,6 +13,7 @@ import pytest
 import millrace
 from millrace.run.schedules.table import make_schedule
 from millrace.tools.reports.page import page
+from quick_compiler import compiler
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def data_of(text):
 
 
 def begin(tmp_path, kind, *command):
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "MILLRACE_REPORT_DIR": "runs"}
+    environ = {**compiler.environment(), "JAX_PLATFORMS": "cpu", "MILLRACE_REPORT_DIR": "runs"}
     return subprocess.Popen(
         [*(command or [sys.executable]), str(SCRIPT), kind, "--key=hunter2"],
         env=environ,

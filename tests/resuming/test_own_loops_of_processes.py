@@ -1,12 +1,13 @@
 """A loop of one's own that runs as replicas of two processes is saved, killed, and goes on."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from quick_compiler import compiler
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +22,7 @@ def launch(*arguments, restarts=0):
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "MILLRACE_CACHE_DIR": "off"},
+        env=compiler.environment(),
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output

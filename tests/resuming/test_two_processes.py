@@ -1,7 +1,6 @@
 """Trainings of two processes that are killed, end by SIGTERM, and go on by themselves."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import sys
 import pytest
 
 from case_marks import exhaustive
+from quick_compiler import compiler
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def launch(*arguments, restarts=0):
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "MILLRACE_CACHE_DIR": "off"},
+        env=compiler.environment(),
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -1,7 +1,6 @@
 """Processes one after the other, and at once, with one cache on disk."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -14,12 +13,14 @@ from case_marks import exhaustive
 from millrace.compilation.cache import files as cache_files
 from millrace.compilation.cache.entry import unpack
 from millrace.errors import OptionError
+from quick_compiler import compiler
 
 SCRIPT = pathlib.Path(__file__).parent / "cached_fit.py"
 
 
 def start(environment, options):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    found = compiler.environment()
+    kept = {name: value for name, value in found.items() if not name.startswith("MILLRACE_")}
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), json.dumps(options)],
         stdout=subprocess.PIPE,

@@ -1,10 +1,11 @@
 """The programs in millrace-ipu/examples: as modules, and as a user would run them."""
 
 import importlib.util
-import os
 import pathlib
 import subprocess
 import sys
+
+from quick_compiler import compiler
 
 DIRECTORY = pathlib.Path(__file__).parents[3] / "millrace-ipu" / "examples"
 
@@ -19,7 +20,7 @@ def load(name):
 
 def run(name, directory, *arguments):
     """Runs a program in an empty directory, which must stay empty, and returns its output."""
-    environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
+    environment = {k: v for k, v in compiler.environment().items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
         [sys.executable, str(DIRECTORY / f"{name}.py"), "--small", *arguments],
         cwd=directory,
