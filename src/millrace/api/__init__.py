@@ -1,1 +1,1 @@
-"""What users call: the strategy, callbacks, layers, optimizers and own loops."""
+"""The public API: the strategy, callbacks, layers, optimizers and own loops."""

@@ -1,1 +1,1 @@
-"""What everything else stands on: options, records, threads, files of checkpoints."""
+"""The foundation of all other packages: options, records, threads, files of checkpoints."""

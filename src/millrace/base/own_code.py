@@ -1,4 +1,4 @@
-"""Which code is millrace's own, where a user's line is looked for or a user's code described.
+"""Tells millrace's own code from the user's, to find a user's line or describe a user's code.
 
 A package that builds on millrace adds itself: its code runs between a user's and millrace's.
 """

@@ -1,1 +1,1 @@
-"""What is computed, as pure functions: steps, replicas, recomputation, taps, feeds."""
+"""Computations as pure functions: steps, replicas, recomputation, taps, feeds."""

@@ -1,1 +1,1 @@
-"""What runs executables: compiled loops, pipelines, processes, and Keras's fit."""
+"""Runs executables: compiled loops, pipelines, processes, and Keras's fit."""

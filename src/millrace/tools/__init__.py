@@ -1,1 +1,1 @@
-"""What is measured, planned and shown: plans, reports, benchmarks, the command line."""
+"""Tools that measure, plan and show: plans, reports, benchmarks, the command line."""

@@ -1,4 +1,4 @@
-"""What these packages change in Keras, JAX and Python, besides what millrace does.
+"""The changes that these packages make in Keras, JAX and Python, besides those of millrace.
 
 The replacement of each function is in the module that puts it in; `docs/patches.md` is written from
 this table.

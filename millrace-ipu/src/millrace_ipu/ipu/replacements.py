@@ -1,4 +1,4 @@
-"""What to write in place of names of `tensorflow.python.ipu` that are not here.
+"""Replacements for names of `tensorflow.python.ipu` that are not here.
 
 A name gets the longest entry that it begins with. `millrace port` prints these, and at run time the
 error of the name says them.

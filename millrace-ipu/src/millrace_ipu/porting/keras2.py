@@ -1,4 +1,4 @@
-"""What programs for Keras 2 and TensorFlow write, and what Keras 3 takes: the table of habits.
+"""The table of habits: what programs for Keras 2 and TensorFlow write, and what Keras 3 takes.
 
 keras.optimizers.SGD(lr=0.1)                 learning_rate=0.1      an argument with another name
 model.fit(x, y, workers=4)                   model.fit(x, y)        an argument that is gone

@@ -1,4 +1,4 @@
-"""What the names of a module stand for, under the names that all packages share.
+"""The meaning of a module's names, under the names that all packages share.
 
 import tensorflow as tf            tf.keras.layers.Dense  ->  keras.layers.Dense
 from tensorflow.python import ipu  ipu.config.IPUConfig   ->  ipu.config.IPUConfig

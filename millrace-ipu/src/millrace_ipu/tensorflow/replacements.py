@@ -1,4 +1,4 @@
-"""What to write in place of names of TensorFlow that are not here.
+"""Replacements for names of TensorFlow that are not here.
 
 A name gets the longest entry that it begins with (`unsupported.longest`). `millrace port` prints
 these, and at run time the error of the name says them.

@@ -1,4 +1,4 @@
-"""How the replicas of a program run: its arguments, its trace, and where its new values go.
+"""The forms in which a program runs as replicas: its arguments, its trace, its new values.
 
     one replica     values [...]                   the function itself
     several         values [R, ...] in R parts     a device each, `jax.shard_map`

@@ -1,1 +1,1 @@
-"""What a training is made of, so that it can go on from a checkpoint with the same numbers."""
+"""The parts of a training, saved so that it continues from a checkpoint with the same numbers."""

@@ -1,1 +1,1 @@
-"""What a strategy writes about its runs: records of loops, of executables and of traces."""
+"""Writes the records of a strategy's runs: its loops, executables and traces."""

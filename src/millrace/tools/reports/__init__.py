@@ -1,1 +1,1 @@
-"""What a run was: one page to look at, made of its records."""
+"""The page that shows a run, made from its records."""

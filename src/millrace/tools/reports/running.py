@@ -1,4 +1,4 @@
-"""Whether the processes of a run, and its loops, still go on, as far as this host can tell."""
+"""Finds out whether the processes of a run, and its loops, are still alive, seen from this host."""
 
 import os
 import socket
