@@ -468,7 +468,7 @@ CAPABILITIES = (
         is_cost=True,
     ),
     Capability(
-        "Checkpoints from which the same script goes on, bit for bit",
+        "Checkpoints from which the same script continues, bit for bit",
         "checkpoints.md",
         "training without saves",
         "{}",
@@ -493,7 +493,7 @@ CAPABILITIES = (
         is_cost=True,
     ),
     Capability("Schedules: drawn, simulated and checked before they run", "schedules.md"),
-    Capability("Scaling: where time would go on more devices", "scaling.md"),
+    Capability("Scaling: where the time of more devices would go", "scaling.md"),
     Capability("Pipelines of your own functions", "pipelines_of_functions.md"),
     Capability("Programs written for the IPU", "porting.md"),
 )

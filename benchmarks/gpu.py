@@ -136,7 +136,7 @@ class Session:
         for step in self.left(steps):
             seconds = min(step.seconds, end - time.monotonic())
             if seconds < min(step.seconds, 30):
-                print(f"\n{minutes:g} minutes are over. The same command goes on.")
+                print(f"\n{minutes:g} minutes are over. The same command continues.")
                 return
             print(f"\n== {step.name}: {step.what}; at most {seconds:.0f} s", flush=True)
             begin = time.monotonic()

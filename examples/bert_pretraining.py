@@ -7,7 +7,7 @@
 
 Stage 3 predicts words with the table of stage 0, so the table is trained by both. The data are
 sentences of a small language of its own: each word depends on the one before it, and the second
-half of a row goes on with the first in half of the rows. Plain Keras trains the same model for
+half of a row continues with the first in half of the rows. Plain Keras trains the same model for
 comparison; losses should agree to 1e-6, dropout included.
 
     python examples/bert_pretraining.py --layers 8 --hidden 128
@@ -39,7 +39,7 @@ def sentences(rows: int, random: np.random.Generator) -> tuple[dict[str, Any], d
     follows = random.random(rows) < 0.5
     word = starts
     for place in range(1, LENGTH):
-        if place == half:  # half of the rows go on with an unrelated word
+        if place == half:  # half of the rows continue with an unrelated word
             word = np.where(follows, word, random.integers(3, WORDS, rows))
         word = 3 + (word - 3 + 7) % (WORDS - 3)
         words[:, place] = word

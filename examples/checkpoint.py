@@ -1,4 +1,4 @@
-"""A training that is interrupted, and goes on from a checkpoint with the same losses."""
+"""A training that is interrupted, and continues from a checkpoint with the same losses."""
 
 import argparse
 import os
@@ -69,7 +69,7 @@ def main() -> None:
         status = subprocess.run(command + ["--small"] * options.small, check=False).returncode
         print("the interrupted process ends with status", status)
 
-        # The same again, in this process: it goes on from there.
+        # The same again, in this process: it continues from there.
         resumed = train(broken, rows)
         print("with a break:   ", *(f"{loss:.6f}" for loss in resumed))
         print("the same losses:", resumed == whole)

@@ -35,7 +35,7 @@ x = random.standard_normal((1_024, 64), dtype="float32")
 y = random.integers(0, 10, len(x)).astype("int32")
 model.fit(x, y, batch_size=MICRO_BATCH, epochs=EPOCHS, verbose=0)
 
-# Any program can do this, also while the run goes on or after it was killed.
+# Any program can do this, also during the run or after it was killed.
 run = millrace.records.load(directory)
 loop = run.loops[-1]
 print(f"loop       {loop.mode} of {loop.model!r} on {loop.stages} stages, {loop.steps} steps")

@@ -1,6 +1,6 @@
-"""An own loop that is killed, and goes on with the same numbers.
+"""An own loop that is killed, and continues with the same numbers.
 
-The script runs itself in another process, which is killed in the middle. Then it goes on from the
+The script runs itself in another process, which is killed in the middle. Then it continues from the
 checkpoints of that process, and trains once more without a break.
 """
 
@@ -61,7 +61,7 @@ with tempfile.TemporaryDirectory() as temporary:
     print("a process that is killed:", flush=True)
     command = [sys.executable, __file__, *sys.argv[1:], "--train", temporary]
     subprocess.run(command, check=False)
-    print("goes on:")
+    print("continues:")
     resumed = train(temporary)
 print("without a break:")
 with tempfile.TemporaryDirectory() as temporary:

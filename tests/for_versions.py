@@ -17,10 +17,10 @@ def _needs(name, installed, wanted, reason):
 
 
 def needs_keras(wanted, *, reason):
-    """Skips a test on other versions of Keras; `reason` goes on after the versions wanted."""
+    """Skips a test on other versions of Keras; `reason` continues after the versions wanted."""
     return _needs("keras", keras.__version__, wanted, reason)
 
 
 def needs_jax(wanted, *, reason):
-    """Skips a test on other versions of JAX; `reason` goes on after the versions wanted."""
+    """Skips a test on other versions of JAX; `reason` continues after the versions wanted."""
     return _needs("jax", jax.__version__, wanted, reason)

@@ -93,7 +93,7 @@ def test_a_killed_process_ends_the_other(start, index):
 
 @pytest.mark.slow
 def test_strangers_at_the_port_of_jaxs_coordinator(start):
-    """After the start, the port is JAX's: it drops garbage, too, and the run goes on."""
+    """After the start, the port is JAX's: it drops garbage, too, and the run continues."""
     status, said, outputs, _ = start("strangers")
     assert status == 0, (said, outputs)
     assert all("done\n" in output for output in outputs), outputs
@@ -123,7 +123,7 @@ def test_preempted_processes_leave_one_after_the_other(start, late):
 @pytest.mark.parametrize("index", [0, exhaustive(1)])
 def test_a_process_that_was_preempted_alone_ends_the_other(start, index):
     status, said, outputs, _ = start("exit_of_one", index, 143)
-    text = "it was preempted (exit status 143), and the others went on."
+    text = "it was preempted (exit status 143), and the others continued."
     assert status == 143
     assert f"process {index} failed first (exit status 143, as after SIGTERM): {text}" in said
     assert f"failed first: {text}" in outputs[1 - index]

@@ -70,7 +70,7 @@ def test_a_step_ends_at_its_limit_with_the_processes_that_it_has_started(gpu, tm
 def test_what_there_is_no_time_for_is_left_to_the_next_call(gpu, tmp_path, capsys):
     one = session(gpu, tmp_path)
     one.run([step(gpu, "any", "pass")], minutes=0)
-    assert "0 minutes are over. The same command goes on." in capsys.readouterr().out
+    assert "0 minutes are over. The same command continues." in capsys.readouterr().out
     assert len(one.left([step(gpu, "any", "pass")])) == 1
 
 

@@ -25,7 +25,7 @@ def interrupt():
 def interrupted_in(place):
     with place():
         interrupt()
-        pytest.fail("it went on")
+        pytest.fail("it continued")
 
 
 def test_at_the_next_place_for_it_and_once():
@@ -55,7 +55,7 @@ def test_in_a_data_set_at_once():
             interrupted_in(at_once)
         interrupt()
         with pytest.raises(KeyboardInterrupt), at_once():
-            pytest.fail("it went on")
+            pytest.fail("it continued")
 
 
 def test_after_some_patience_anywhere(monkeypatch):

@@ -1,4 +1,4 @@
-"""A pipeline of two stages that goes on from its newest checkpoint: for the other files here.
+"""A pipeline of two stages that continues from its newest checkpoint: for the other files here.
 
 python train.py --checkpoints checkpoints               alone, on two virtual devices
 millrace launch --processes 2 train.py                  a stage in each process

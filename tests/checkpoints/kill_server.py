@@ -19,7 +19,7 @@ import traceback
 
 import training_runs
 
-LONGEST = 120  # seconds in which a training has to go on
+LONGEST = 120  # seconds in which a training has to continue
 PACE = 0.5  # seconds of an epoch that are spent waiting, so that saves lie beside them
 
 
@@ -45,7 +45,7 @@ def start(kind, path):
 
 
 def read(descriptor, lines, number):
-    """Reads lines until there are so many more, or the training ends; tells whether it goes on."""
+    """Reads lines until there are so many more, or the training ends; tells which."""
     wanted = len(lines) + number
     rest = b""
     while len(lines) < wanted or rest:

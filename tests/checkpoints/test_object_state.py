@@ -56,7 +56,7 @@ def test_it_goes_on_as_it_was():
 
 @pytest.mark.parametrize("resets", [True, False])
 def test_what_had_not_changed_gets_its_first_value(resets):
-    """The epoch that goes on begins once more: there is no first step but the one of then."""
+    """The epoch that continues begins once more: there is no first step but the one of then."""
     _, state = after(4)
     other = Counts()
     begun = ObjectState(other)

@@ -265,7 +265,7 @@ def test_backup_and_restore_beside_checkpoint(tmp_path):
         fit(build("sequential"), callbacks(Stops(2)))
     again = build("sequential")
     again.build((None, 5))
-    assert fit(again, callbacks()) == whole  # History goes on, too
+    assert fit(again, callbacks()) == whole  # History continues, too
 
 
 def test_model_checkpoint_beside_checkpoint(tmp_path):

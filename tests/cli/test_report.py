@@ -169,7 +169,7 @@ def test_damaged_records_are_shown_as_far_as_they_go(tmp_path, damage, text):
 
 
 @pytest.mark.parametrize(
-    ("pid", "state", "outcome"), [(GONE, "it has ended", "killed"), (0, "it goes on", "running")]
+    ("pid", "state", "outcome"), [(GONE, "it has ended", "killed"), (0, "it is running", "running")]
 )
 def test_a_run_without_an_end_goes_on_or_was_killed(tmp_path, pid, state, outcome):
     loop = of_loop(ended=0.0, outcome="running")

@@ -1,4 +1,4 @@
-"""Work that takes long says that it goes on, on a terminal and elsewhere."""
+"""Work that takes long says that it is under way, on a terminal and elsewhere."""
 
 import time
 

@@ -231,7 +231,7 @@ def test_a_generator_that_raises(way):
     with pytest.raises(OSError, match="disk gone"):
         run("fit", failing, way, steps_per_epoch=5, epochs=3, callbacks=[noted])
     assert ended == [0]
-    assert run("fit", generate, way).updates == BATCHES  # the model goes on
+    assert run("fit", generate, way).updates == BATCHES  # the model continues
 
 
 def accumulate(model):

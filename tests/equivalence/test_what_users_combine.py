@@ -45,7 +45,7 @@ def layers_frozen_between_fits(build):
 
 
 def layers_frozen_without_compiling(build):
-    """Keras goes on with the step that it has compiled; so do the weights that it trains."""
+    """Keras continues with the step that it has compiled; so do the weights that it trains."""
     model = build()
     model.get_layer("low").trainable = False
     before = model.get_layer("low").get_weights()

@@ -106,7 +106,7 @@ def test_layers_build_themselves_and_programs_are_kept(two):
     assert halves.encoder.built
     assert halves.decoder.built
     with two.no_recompile():
-        halves.run(two, infeed=infeed)  # goes on where the queue is
+        halves.run(two, infeed=infeed)  # continues where the queue is
     assert int(halves.optimizer.iterations.value) == 2
     with pytest.raises(DataError, match="ended after 8 elements"):
         halves.run(two, infeed=infeed)

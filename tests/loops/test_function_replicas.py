@@ -50,7 +50,7 @@ def test_each_replica_has_its_elements_and_its_variables():
         expected = 100 + 2 * x.sum(0)
         np.testing.assert_array_equal(last.dequeue(), expected)
         assert (count, seen, total.value) == (5, expected[0], expected[0])  # replica 0's
-        train(2)  # goes on with the copies, and with the data
+        train(2)  # continues with the copies, and with the data
         x = np.arange(28, dtype=np.float32).reshape(7, 4)
         np.testing.assert_array_equal(queue.dequeue()["x"], x[5:])
         np.testing.assert_array_equal(last.dequeue(), 100 + 2 * x.sum(0))
@@ -109,7 +109,7 @@ def test_loops_without_queues_and_conditions_of_replicas():
 
     def f(limit):
         index = replication_index().astype("float32")
-        # Goes on as long as one replica wants to.
+        # Continues as long as one replica wants to.
         turns = while_loop(lambda n: n < limit + index, lambda n: n + 1.0, inputs=0.0)
         repeat(3, lambda: (total.assign_add(keras.ops.ones(2) * index), None)[1])
         return turns, cross_replica_sum(total.value)

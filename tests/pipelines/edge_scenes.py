@@ -97,7 +97,7 @@ def values_types_and_order():
             assert_arrives(way, values(seed), sender)
     # Arrays of no size alone, and none at all, are no message; the next one is not mixed up.
     assert_arrives(there, [np.zeros((0, 3), "int32")], 0)
-    # Another edge goes on where this one stopped.
+    # Another edge continues where this one stopped.
     assert there.move([] if PROCESS == 0 else None, []) == (None if PROCESS == 0 else [])
     assert_arrives(edge([DEVICES[0]], [DEVICES[1]]), values(99), 0)
     # What has arrived goes into a program that was compiled ahead of time.

@@ -159,7 +159,7 @@ def test_a_failed_task_shows_the_schedule_with_its_cell_marked(strategy, monkeyp
     with pytest.raises(TaskError, match=r"out of memory, say(.|\n)*>1B2<"):
         model.fit(*data(8), batch_size=2, verbose=0)
     monkeypatch.undo()
-    # The update did not happen; the model goes on from the one before.
+    # The update did not happen; the model continues from the one before.
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
     model.fit(*data(8), batch_size=2, verbose=0)

@@ -68,7 +68,7 @@ def test_a_preempted_process_leaves_and_fails_only_if_the_others_go_on(leaving):
     assert left == [True]
     assert channel.first is None  # not yet: the others leave likewise
     assert channel.failed.wait(60)
-    assert channel.first.text == "it was preempted (exit status 143), and the others went on."
+    assert channel.first.text == "it was preempted (exit status 143), and the others continued."
     deadline = time.monotonic() + 60
     while not ended and time.monotonic() < deadline:
         time.sleep(0.01)

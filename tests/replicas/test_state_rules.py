@@ -1,4 +1,4 @@
-"""How values of the state go on after rounds of three replicas, worked out by hand."""
+"""How values of the state continue after rounds of three replicas, worked out by hand."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Whether a run goes on, and how its loops have ended."""
+"""Whether a run is still running, and how its loops have ended."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""A training of two processes that goes on where it was, and in which one may get a signal.
+"""A training of two processes that continues where it was, and in which one may get a signal.
 
 `fit_of_two_processes.py replicas|stages directory where signal [apart]`: process 1 sends itself the
 signal after that many executions, once; "none" stands for no checkpoints, or no signal. With

@@ -1,4 +1,4 @@
-"""A loop of replicas, one in each process, that goes on where it was saved.
+"""A loop of replicas, one in each process, that continues where it was saved.
 
 `loop_of_two_processes.py directory last killed|whole` runs up to step `last`; "killed" kills
 process 1 at step 12. The first process prints a RESULT.

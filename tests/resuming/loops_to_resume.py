@@ -213,7 +213,7 @@ def compiled_with_metric():
         return metric.result()
 
     def call():
-        # Rates are drawn in Python: the generators of the process go on, too.
+        # Rates are drawn in Python: the generators of the process continue, too.
         result = strategy.run(train, [STEPS, float(np.random.uniform(0.01, 0.02))])
         return np.array([result, losses.dequeue()])
 

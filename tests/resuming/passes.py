@@ -1,4 +1,4 @@
-"""A training that saves every step, and trainings that go on from each of its checkpoints."""
+"""A training that saves every step, and trainings that continue from each of its checkpoints."""
 
 import pathlib
 import shutil
@@ -85,10 +85,10 @@ def copied_up_to(directory, step, place):
 
 
 def assert_goes_on(source, tmp_path, steps=None, **options):
-    """Compares trainings that go on from checkpoints with one without a break, bit by bit.
+    """Compares trainings that continue from checkpoints with one without a break, bit by bit.
 
     Args:
-        steps: checkpoints to go on from; None takes every fifth, which are different
+        steps: checkpoints to continue from; None takes every fifth, which are different
             steps of epochs of four and of six.
     """
     whole = trained(source, **options)

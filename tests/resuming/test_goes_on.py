@@ -1,4 +1,4 @@
-"""A training that is stopped and started again goes on with the same numbers: the quick cases."""
+"""A training that is stopped and started again continues with the same numbers: the quick cases."""
 
 import time
 
@@ -70,7 +70,7 @@ def test_it_says_where_it_goes_on(tmp_path, capsys):
         f"No complete checkpoint in {tmp_path}: a process ended while it wrote "
         "step-00000002.partial-17. Training begins at step 0.\n"
     )
-    assert f"Goes on from {tmp_path / 'step-00000002'}: epoch 1, after 2 of its steps." in said()
+    assert f"Continues from {tmp_path / 'step-00000002'}: epoch 1, after 2 of its steps." in said()
     assert "12: it had ended after 2 epochs, and no epoch is run." in said()
 
 

@@ -1,4 +1,4 @@
-"""What callbacks lost when other trainers went on; see test_lost_state.py."""
+"""What callbacks lost when other trainers continued; see test_lost_state.py."""
 
 import keras
 import pytest
@@ -131,7 +131,7 @@ def test_a_learning_rate_that_epochs_multiply(tmp_path, every_steps):
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("every_steps", [SAVED, STEPS])
 def test_averages_that_a_callback_swaps_in(tmp_path, on_epoch, first, every_steps):
-    """Training went on from averaged weights, or the averages became the weights."""
+    """Training continued from averaged weights, or the averages became the weights."""
     break_and_compare(
         tmp_path,
         8,

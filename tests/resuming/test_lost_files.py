@@ -227,7 +227,7 @@ def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
     assert code == 0, errors
     found, epoch, batch = output.split()[1:4]
     assert found == digests(executed)
-    assert (int(epoch), int(batch)) > (0, 0)  # and so went on
+    assert (int(epoch), int(batch)) > (0, 0)  # and so continued
 
 
 @pytest.mark.parametrize("number", [exhaustive(3), 6, 11, exhaustive(12)])

@@ -1,4 +1,4 @@
-"""What users of other trainers lost when they saved, stopped and went on: state and position.
+"""What users of other trainers lost when they saved, stopped and continued: state and position.
 
 Every test trains once without a break, then once more with breaks. `Stop` stands in for a kill.
 docs/lost_state.md has the threads.
@@ -51,7 +51,7 @@ def test_goes_on_between_executions(tmp_path, executed, stop_after):
 
 
 def test_asynchronous_saves_hold_the_step_at_which_they_were_asked_for(tmp_path):
-    """Training goes on, and donates its buffers, while a checkpoint is written."""
+    """Training continues, and donates its buffers, while a checkpoint is written."""
     wide = lambda: make(width=256, depth=2)  # noqa: E731
     break_and_compare(tmp_path, 4, 5, 4, build=wide, every_steps=1, checkpoint={"keep": 2})
 
@@ -220,7 +220,7 @@ def test_names_that_keras_gives(tmp_path):
 
 
 def test_a_finished_fit_trains_nothing(tmp_path):
-    """Training went on after its last step, by a step or an epoch."""
+    """Training continued after its last step, by a step or an epoch."""
     whole = train(tmp_path)
     again = train(tmp_path)
     assert again.trained == 0
@@ -252,7 +252,7 @@ def patient():
 
 
 def test_a_fit_that_early_stopping_ended_trains_nothing(tmp_path):
-    """A run that had stopped early went on when it was started again."""
+    """A run that had stopped early continued when it was started again."""
     whole = train(tmp_path, callbacks=patient, epochs=9)
     assert len(whole.epochs) == 3
     again = train(tmp_path, callbacks=patient, epochs=9)

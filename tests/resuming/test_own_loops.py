@@ -1,4 +1,4 @@
-"""Own loops that are killed, and go on with the same bits."""
+"""Own loops that are killed, and continue with the same bits."""
 
 import keras
 import numpy as np
@@ -59,7 +59,7 @@ def assert_same(found, expected):
 
 
 def goes_on(make, tmp_path, kills):
-    # Another seed for each process: what goes on comes from the checkpoint.
+    # Another seed for each process: what continues comes from the checkpoint.
     _, expected, last = run_loop(make, tmp_path / "whole", seed=0)
     assert len(expected) == CALLS
     assert len({each.tobytes() for each in expected}) == CALLS

@@ -1,4 +1,4 @@
-"""A loop of one's own that runs as replicas of two processes is saved, killed, and goes on."""
+"""A loop of one's own that runs as replicas of two processes is saved, killed, and continues."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Ways to call fit, and to stop it, after which it goes on with the same numbers."""
+"""Ways to call fit, and to stop it, after which it continues with the same numbers."""
 
 import contextlib
 import os

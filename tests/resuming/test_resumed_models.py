@@ -1,4 +1,4 @@
-"""Models and optimizers whose training goes on after breaks with the same numbers."""
+"""Models and optimizers whose training continues after breaks with the same numbers."""
 
 import keras
 import numpy as np

@@ -270,7 +270,7 @@ class Reshuffled(Stream):
 
 
 class Iterable:
-    """Has no `__next__`, and goes on where its state is."""
+    """Has no `__next__`, and continues where its state is."""
 
     def __init__(self):
         self.index = 0

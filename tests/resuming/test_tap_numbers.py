@@ -1,4 +1,4 @@
-"""Steps and updates that taps number go on where a training was broken off."""
+"""Steps and updates that taps number continue where a training was broken off."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Trainings of two processes that are killed, end by SIGTERM, and go on by themselves."""
+"""Trainings of two processes that are killed, end by SIGTERM, and continue by themselves."""
 
 import json
 import pathlib

@@ -50,7 +50,7 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
     """Keras's epoch iterator, whose executions a subclass makes.
 
     Keras goes through `(begin, end, executions' iterator)` once per epoch. With `steps_per_epoch`,
-    one pass through the data goes on over several epochs; without, each epoch is a pass. An epoch
+    one pass through the data continues over several epochs; without, each epoch is a pass. An epoch
     in which the data runs out ends the pass, too: `catch_stop_iteration` drops the iterator.
     """
 

@@ -176,7 +176,7 @@ def report_logs(
 def first_epoch(model: keras.Model, initial_epoch: int) -> int:
     """Returns the epoch, from 0, with which a fit begins.
 
-    `BackupAndRestore` goes on with one of its own.
+    `BackupAndRestore` continues with one of its own.
     """
     return getattr(model, "_initial_epoch", None) or initial_epoch
 

@@ -64,7 +64,7 @@ def remembers_passes(adapter: DataAdapter) -> bool:
 
 
 def goes_on(adapter: DataAdapter) -> bool:
-    """Whether an evaluation goes on where the one before ended: of a generator.
+    """Whether an evaluation continues where the one before ended: of a generator.
 
     Keras hands out its first two batches in each of them.
     """

@@ -120,7 +120,7 @@ def test_batches_that_are_too_few_for_all_replicas_are_left_out(source, system, 
     with caplog.at_level(logging.WARNING, "millrace"):
         model.fit(*data, epochs=2, verbose=0, **arguments)
     assert "has 5 batches for 2 replicas, which take 2 each. Left out at the end: 1" in caplog.text
-    if source == "endless":  # the next epoch goes on with the fifth batch
+    if source == "endless":  # the next epoch continues with the fifth batch
         order = np.r_[0:10, 0:6]
         wanted.fit(x[order], y[order], batch_size=2, shuffle=False, verbose=0)
     else:

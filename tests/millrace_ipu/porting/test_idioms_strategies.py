@@ -67,7 +67,7 @@ with strategy.scope():
 
 
 @pytest.mark.slow
-@idiom("Strategies", "a model that has trained, and goes on with more replicas")
+@idiom("Strategies", "a model that has trained, and continues with more replicas")
 def test_a_trained_model_goes_on(program):
     text = """
 configure(1)

@@ -41,7 +41,7 @@ def number_of_results(
 ) -> int | None:
     """Traces a function that a session will run, and returns its number of results.
 
-    Queues that the function enqueues are marked as enqueued, so that the program can go on to
+    Queues that the function enqueues are marked as enqueued, so that the program can continue to
     dequeue them. Open sizes of placeholders are taken to be 1.
 
     Returns:

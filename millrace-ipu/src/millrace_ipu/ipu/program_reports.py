@@ -183,7 +183,7 @@ class ProgramReports:
         if not self._has_failed:
             self._has_failed = True
             logger.warning(
-                "Reports of programs cannot be written into %s: %s. The run goes on. Set "
+                "Reports of programs cannot be written into %s: %s. The run continues. Set "
                 '"autoReport.directory" in %s to a directory that can be written to.',
                 report.directory, error, VARIABLE,
             )  # fmt: skip

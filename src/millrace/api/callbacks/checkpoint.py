@@ -16,11 +16,11 @@ from millrace.run.resuming.schedule import SaveOptions
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves everything that a training needs to go on, and goes on from it.
+    """Saves everything that a training needs to continue, and continues from it.
 
         model.fit(x, y, epochs=90, callbacks=[millrace.callbacks.Checkpoint("runs/7/checkpoints")])
 
-    Run again, the same script goes on from the newest complete checkpoint, in the middle of an
+    Run again, the same script continues from the newest complete checkpoint, in the middle of an
     epoch: with weights, optimizer, seeds, metrics, the position in the data, and the states of all
     callbacks. The following losses are bit-identical to those of a training without a break. When
     SIGTERM or Ctrl-C arrives, the training is saved before it ends.
@@ -51,9 +51,9 @@ class Checkpoint(keras.callbacks.Callback):
             every_steps: number of steps from one checkpoint to the next.
             every_seconds: seconds from one checkpoint to the next.
             keep: number of newest checkpoints to keep; None keeps all.
-            async_save: whether files are written while the training goes on. It waits for the copy
-                to host memory only. A checkpoint that is due before the one before has been written
-                is postponed until then.
+            async_save: whether files are written while the training continues. It waits for the
+                copy to host memory only. A checkpoint that is due before the one before has been
+                written is postponed until then.
             deadline_seconds: seconds from SIGTERM to the end of the process, whether or not the
                 training could be saved.
 

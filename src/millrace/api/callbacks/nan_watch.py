@@ -143,12 +143,12 @@ class NaNWatch(keras.callbacks.Callback):
         self._controller.watchers.outfeed.flush()
 
     def get_state(self) -> dict[str, int]:
-        """Returns the numbers of the next step and update, for a training that goes on later."""
+        """Returns the numbers of the next step and update, for a training that continues later."""
         self._controller.watchers.outfeed.flush()
         return {name: getattr(self, name) for name in _NUMBERS}
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Goes on with the numbers that `get_state` has returned."""
+        """Continues with the numbers that `get_state` has returned."""
         for name in _NUMBERS:
             setattr(self, name, int(state[name]))
 

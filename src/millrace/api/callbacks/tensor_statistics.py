@@ -133,7 +133,7 @@ class TensorStatistics(keras.callbacks.Callback):
         controller.watch(self, self._choice.taps)
 
     def get_state(self) -> dict[str, int | None]:
-        """Returns the numbers of the next step and update, for a training that goes on later."""
+        """Returns the numbers of the next step and update, for a training that continues later."""
         if self._controller is not None:
             self._controller.watchers.outfeed.flush()
         self._process_arrived()
@@ -142,11 +142,11 @@ class TensorStatistics(keras.callbacks.Callback):
         return {**numbers, "keras_steps": self._keras_steps, "iterations": iterations}
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Goes on with the numbers that `get_state` has returned."""
+        """Continues with the numbers that `get_state` has returned."""
         epoch = self._epoch
         for name in _NUMBERS:
             setattr(epoch, name, int(state[name]))
-        if epoch.iterations is not None:  # counted here when the epoch went on, not at its begin
+        if epoch.iterations is not None:  # counted here when the epoch continued, not at its begin
             before = state["iterations"]
             epoch.iterations = epoch.iterations - epoch.updates if before is None else int(before)
         self._keras_steps = int(state["keras_steps"])

@@ -25,7 +25,7 @@ def check_same_parts(saved: Mapping[str, Any], parts: NamedParts, where: str) ->
 
     Args:
         saved: facts of the parts that were saved.
-        parts: that are to go on.
+        parts: that are to continue.
         where: of the checkpoint, for the message.
 
     Raises:
@@ -117,8 +117,8 @@ def _not_built(name: str, owner: object, where: str) -> CheckpointError:
     if isinstance(owner, keras.optimizers.Optimizer):
         call = f"{name}.build(model.trainable_variables)"
     return CheckpointError(
-        f"This training cannot go on from {where}: {name} was built there, is not built here, and "
-        f"cannot be built from what was saved. Nothing has been changed. Call {call} before "
+        f"This training cannot continue from {where}: {name} was built there, is not built here, "
+        f"and cannot be built from what was saved. Nothing has been changed. Call {call} before "
         "restore_checkpoint()."
     )
 

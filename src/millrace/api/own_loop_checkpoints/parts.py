@@ -54,7 +54,7 @@ class NamedParts:
             self.variables[name] = list(new.values())
 
     def facts(self) -> dict[str, Any]:
-        """Returns what the objects are, to be compared when the loop goes on."""
+        """Returns what the objects are, to be compared when the loop continues."""
         positions = {
             id(variable): [name, index]
             for name, variables in self.variables.items()

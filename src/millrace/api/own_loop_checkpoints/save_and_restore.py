@@ -170,7 +170,7 @@ def restore_checkpoint(
             put_saved(seed, others["random"][name], others["seeds"][name])
     values.update(others["values"])
     step, seconds = checkpoint.manifest.step, time.perf_counter() - begin
-    logger.info("Goes on from %s, step %d. Restored in %.2f s.", checkpoint.path, step, seconds)
+    logger.info("Continues from %s, step %d. Restored in %.2f s.", checkpoint.path, step, seconds)
     return step
 
 
@@ -222,8 +222,8 @@ def _naming(name: str, where: str) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(
-            f"This training cannot go on from {where}: {name}: {error}. Nothing has been changed "
-            f"but the position in the data. {ADVICE}"
+            f"This training cannot continue from {where}: {name}: {error}. Nothing has been "
+            f"changed but the position in the data. {ADVICE}"
         ) from error
 
 
@@ -262,8 +262,8 @@ def _check_is_ours(directory: CheckpointDirectory, step: int) -> None:
     if later:
         raise CheckpointError(
             f"{directory.path} has a checkpoint of step {later[-1]}, and step {step} is to be "
-            "saved: a later run would go on from the wrong one. Call restore_checkpoint() before "
-            "the first loop and count on from its result, or name another directory."
+            "saved: a later run would continue from the wrong one. Call restore_checkpoint() "
+            "before the first loop and count on from its result, or name another directory."
         )
 
 

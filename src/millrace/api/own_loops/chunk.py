@@ -26,7 +26,7 @@ MAX_ITERATIONS = 1024
 
 # The values that a loop carries, and the states of the variables that its body assigns.
 IterationCarry = tuple[list[ArrayTree], list[jax.Array]]
-# Iterations so far, whether the loop goes on, and the values that an iteration changes.
+# Iterations so far, whether the loop continues, and the values that an iteration changes.
 _ChunkState = tuple[jax.Array, jax.Array, tuple[IterationCarry, Tapped]]
 
 
@@ -36,7 +36,7 @@ class ChunkResult(NamedTuple):
     carry: IterationCarry
     outs: Tapped  # [capacity, ...]
     used: jax.Array  # number of iterations that ran
-    more: jax.Array  # whether the loop goes on
+    more: jax.Array  # whether the loop continues
 
 
 def chunk_capacity(tapped: Tapped, capacity: int | None) -> int:

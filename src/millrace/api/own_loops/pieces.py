@@ -53,7 +53,7 @@ class _CallResult(NamedTuple):
 
     outs: Tapped  # [capacity, ...]
     used: jax.Array  # number of iterations that ran
-    more: jax.Array  # whether the loop goes on
+    more: jax.Array  # whether the loop continues
 
 
 class Pieces:

@@ -272,7 +272,7 @@ class Strategy:
         """Makes a model of this strategy a stock Keras model again, and returns it.
 
         Its weights, its optimizer with its state, its metrics and the arguments of `compile` stay,
-        so training can go on. The methods and options of millrace are gone, and Keras makes its
+        so training can continue. The methods and options of millrace are gone, and Keras makes its
         own functions. Keras itself is stock again when no model is attached any more, where one
         that nothing refers to counts until Python's garbage collector has freed it: docs/patches.md
         lists the functions that are restored.

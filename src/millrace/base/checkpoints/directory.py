@@ -186,7 +186,7 @@ class CheckpointDirectory:
             left = "Nothing can be read there"
         return (
             f"The checkpoint of step {step} could not be written to {self.path}: {reason}. {left}. "
-            "Make room or give permission there, and start again: the training goes on from the "
+            "Make room or give permission there, and start again: the training continues from the "
             "newest complete checkpoint."
         )
 
@@ -236,7 +236,7 @@ class CheckpointDirectory:
             return False
 
     def remove(self, step: int) -> None:
-        """Removes a checkpoint. If the process dies meanwhile, the next one goes on removing it."""
+        """Removes a checkpoint. If the process dies meanwhile, the next one removes the rest."""
         with contextlib.suppress(OSError):  # a file system that is read-only by now, for example
             shutil.rmtree(self._to_be_removed(self.path_of(step)), ignore_errors=True)
 

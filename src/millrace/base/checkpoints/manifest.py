@@ -32,7 +32,7 @@ class Manifest:
     """What a checkpoint holds, and the files that it is made of."""
 
     step: int  # steps of the training so far, over all epochs and calls of fit
-    epoch: int  # the epoch that goes on, from 0
+    epoch: int  # the epoch that continues, from 0
     epoch_step: int  # steps of it that have run
     kind: str  # "fit" or "loop": what has written it
     written: str  # the time, as 2026-11-24T12:00:00

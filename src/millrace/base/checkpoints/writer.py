@@ -17,7 +17,7 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a write goes on."""
+        """Whether a write is under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def write(self, snapshot: Snapshot) -> None:
@@ -51,7 +51,7 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for a write that goes on.
+        """Waits for a write that is under way.
 
         Raises:
             CheckpointError: if it has failed.

@@ -106,7 +106,7 @@ class RunDirectory:
         except Exception as error:  # of any kind: training is worth more than its records
             self._has_failed = True
             logger.warning(
-                "Records are no longer written to %s: %s. The run goes on.",
+                "Records are no longer written to %s: %s. The run continues.",
                 self.path,
                 error if isinstance(error, OSError) else repr(error),
             )

@@ -119,7 +119,7 @@ class RunRecords:
 
 
 def load(directory: str | pathlib.Path) -> RunRecords:
-    """Reads the records of a run, also while it goes on or after it was killed.
+    """Reads the records of a run, also while it is running or after it was killed.
 
     Args:
         directory: of the run; of a directory that holds several runs, the one that began last.

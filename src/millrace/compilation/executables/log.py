@@ -219,7 +219,7 @@ class CompileLog:
         text = f"{what} is compiled again: {cause.text}.{_after(' ', cause.remedy)}"
         if self.on_recompile is RecompilePolicy.ERROR:
             raise RecompilationError(
-                f"{text} on_recompile='error' refuses it. Set on_recompile='warn' to go on."
+                f"{text} on_recompile='error' refuses it. Set on_recompile='warn' to continue."
             )
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 

@@ -51,7 +51,7 @@ class Trial:
 
 
 class Trials:
-    """The searches that go on, in any thread."""
+    """The searches that are under way, in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -91,7 +91,7 @@ class _Pass:
         return {"drawn": self._drawn, "state": self._source.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on after the batches that were drawn when `get_state` has returned a state."""
+        """Continues after the batches that were drawn when `get_state` has returned a state."""
         self._drawn = state["drawn"]
         self._set(state["state"])
 

@@ -4,7 +4,7 @@
     infeed's thread |0 1 2 3 4 5 6 7 8 9|            has drawn 10
     states          0         4         8            of the source, after so many batches
 
-A training goes on from the newest state that is not after its own position: here 4, and batches 4
+A training continues from the newest state that is not after its own position: here 4, and batches 4
 and 5 are drawn and dropped. A source without states is drawn from its beginning.
 """
 
@@ -145,8 +145,8 @@ class TrackedBatches:
             state = decode(encode(found, arrays), arrays)
         except (NotPlainError, NotImplementedError) as error:
             logger.warning(
-                "The state of the data cannot be saved: it has %s. A training that goes on from a "
-                "checkpoint reads the data again up to its position.",
+                "The state of the data cannot be saved: it has %s. A training that continues from "
+                "a checkpoint reads the data again up to its position.",
                 error,
             )
             self._functions = None
@@ -178,7 +178,7 @@ class FastForward:
         self._is_said = True
         logger.warning(
             "The data is read again up to %s %d, which takes some %.0f s: it has no state that "
-            "can be set. Data with get_state() and set_state() goes on at once.",
+            "can be set. Data with get_state() and set_state() continues at once.",
             self._what,
             self._steps,
             seconds * (self._steps - self._first) / (drawn - self._first),

@@ -133,7 +133,7 @@ class Placement:
         return self._parts
 
     def resume(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next state that comes from elsewhere go on with these metrics."""
+        """Lets the next state that comes from elsewhere continue with these metrics."""
         self._resumed = parts
 
     def enter(self, state: State) -> State:
@@ -181,7 +181,7 @@ class Placement:
         )
 
     def _metrics(self, values: Values) -> Values:
-        """Divides metrics among replicas: the first goes on from them, the others begin at zero."""
+        """Divides metrics among replicas: the first gets them, the others begin at zero."""
         group = self._plan.group
         if len(values) == len(self._sums) and all(
             value is last for value, last in zip(values, self._sums, strict=True)

@@ -2,12 +2,12 @@
 
     unchanged    the same on every replica, and stays so
     counter      a step adds a fixed number: the seed of a dropout layer, a number of calls
-    averaged     moving statistics: those of the replicas differ, and their mean goes on
-    last         whole numbers that are no counters: those of the last batch go on
+    averaged     moving statistics: those of the replicas differ, and their mean continues
+    last         whole numbers that are no counters: those of the last batch continue
 
-Counters go on as if the batches had come one after the other: replica `r` begins `r` steps ahead,
-and all go on from `replicas` steps later. So a batch gets the same dropout mask as on one
-device, and no two replicas share a mask.
+Counters continue as if the batches had come one after the other: replica `r` begins `r` steps
+ahead, and all continue from `replicas` steps later. So a batch gets the same dropout mask as on
+one device, and no two replicas share a mask.
 """
 
 import enum

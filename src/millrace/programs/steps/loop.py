@@ -3,7 +3,7 @@
     as written     | gradients 0, inspect, apply | gradients 1, inspect, apply | ...
     as compiled    gradients 0, inspect | apply, gradients 1, inspect | apply, gradients 2, ...
 
-A loop decides between iterations whether to go on. So an iteration begins by applying the update
+A loop decides between iterations whether to continue. So an iteration begins by applying the update
 that the one before found finite: in place, as without inspection. Choosing between old and new
 values within an iteration would read all of the weights and the optimizer's values once more,
 which takes a tenth to a fifth of the time of a step. Unrolled code has no other way.

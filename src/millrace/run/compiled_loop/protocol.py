@@ -204,7 +204,7 @@ class Runner(Protocol):
         ...
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        """Gives the next execution metrics of each replica, as `metric_parts` returns them."""
         ...
 
     def dry_run(self, single_steps: bool | None = None) -> DryRun[Any]:

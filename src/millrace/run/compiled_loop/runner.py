@@ -260,7 +260,7 @@ class ScanRunner:
         return [gathered(part) for part in self._placement.parts]
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        """Gives the next execution metrics of each replica, as `metric_parts` returns them."""
         self._placement.resume(parts)
 
     @property

@@ -28,7 +28,7 @@ class ResumableEpochs(Protocol):
     drawn: list[int]  # batches of each epoch, or of each validation, of the fit so far
 
     def resume(self, position: EpochPosition) -> None:
-        """Lets the epoch that begins go on from a position."""
+        """Lets the epoch that begins continue from a position."""
         ...
 
     def position(self, epoch_step: int) -> EpochPosition:

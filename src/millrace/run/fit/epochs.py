@@ -88,7 +88,7 @@ class FeedEpochIterator(EpochIterator):
         self.number = 0  # of the running epoch, from 1
         if self.num_batches == 0:
             raise _no_batch(arguments.get("x"))
-        self._resumed: EpochPosition | None = None  # with which the next epoch goes on
+        self._resumed: EpochPosition | None = None  # with which the next epoch continues
         self._data = DataPasses(self.data_adapter)
         self._pass_begin = 0  # steps of the pass before the running epoch
         self._begun = 0  # steps of the running epoch before it was resumed
@@ -228,7 +228,7 @@ class FeedEpochIterator(EpochIterator):
             self._checkpoints.begins_epoch(self)
 
     def resume(self, position: EpochPosition) -> None:
-        """Lets the epoch that begins go on from a position."""
+        """Lets the epoch that begins continue from a position."""
         self._resumed = position
         self._begun = position.epoch_step
         self._pass_begin = position.pass_step - position.epoch_step

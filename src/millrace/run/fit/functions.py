@@ -279,7 +279,7 @@ class LoopFunction:
         return self.runner().metric_parts()
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on with metrics of each replica."""
+        """Lets the next execution continue with metrics of each replica."""
         self.runner().resume_metric_parts(parts)
 
     def release(self) -> None:

@@ -76,7 +76,7 @@ class KeptFunction(Protocol):
         ...
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on with metrics of each replica."""
+        """Lets the next execution continue with metrics of each replica."""
         ...
 
     def release(self) -> None:

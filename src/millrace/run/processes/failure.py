@@ -178,7 +178,7 @@ class FailureMonitor:
         # Those that do not follow may wait for this process in a collective operation.
         time.sleep(_FOLLOW_SECONDS)
         self.channel.announce(
-            f"it was preempted (exit status {PREEMPTED}), and the others went on."
+            f"it was preempted (exit status {PREEMPTED}), and the others continued."
         )
         self._end(PREEMPTED)
 

@@ -70,7 +70,7 @@ logger = logging.getLogger("millrace")
 
 
 class FitCheckpoints:
-    """Writes the checkpoints of one fit, and lets it go on from the newest one."""
+    """Writes the checkpoints of one fit, and lets it continue from the newest one."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class FitCheckpoints:
             options: when they are written.
             callbacks: of the fit, whose training has begun.
             epochs: of the fit: the number with which the last one ends.
-            is_quiet: whether the log alone says where it goes on.
+            is_quiet: whether the log alone says where it continues.
 
         Raises:
             CheckpointError: if the newest checkpoint is of another training, or another training
@@ -161,7 +161,7 @@ class FitCheckpoints:
             self._past = self._progress.history(saved.others["progress"])
             self._say(
                 f"Fit {self._progress.fit} with checkpoints in {where} had ended, and runs no "
-                f"epoch. Fit {saved.others['progress']['fit']} goes on."
+                f"epoch. Fit {saved.others['progress']['fit']} continues."
             )
             return
         check_continues(saved, self._controller, self._data)
@@ -180,7 +180,7 @@ class FitCheckpoints:
             why = "a callback had stopped it" if is_stopped else "it had ended"
             place = f"{why} after {saved.epoch} epochs, and no epoch is run"
         path = saved.checkpoint.path
-        self._say(f"Goes on from {path}: {place}. Restored in {self.restore_seconds:.2f} s.")
+        self._say(f"Continues from {path}: {place}. Restored in {self.restore_seconds:.2f} s.")
 
     def _say(self, line: str, level: int = logging.INFO) -> None:
         """Logs a line, and prints it for those who do not read that level of the log."""
@@ -441,7 +441,7 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         validated, data = self._count_validated(), self._passes.values(self._position)
-        if self._ended is not None:  # a validation may have gone on since
+        if self._ended is not None:  # a validation may have continued since
             data = self._ended_data
             values, callbacks = {**values, **self._ended["metrics"]}, self._ended["callbacks"]
             validated = self._ended["validated"]

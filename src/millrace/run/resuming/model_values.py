@@ -93,7 +93,7 @@ def put_values(
 
 
 def facts_of(model: keras.Model) -> dict[str, Any]:
-    """Returns what a model and its optimizer are, to be compared when the training goes on."""
+    """Returns what a model and its optimizer are, to be compared when the training continues."""
     optimizer = model.optimizer
     return {
         "layers": [type(layer).__name__ for layer in model.layers],
@@ -114,7 +114,7 @@ def check_same_model(saved: Mapping[str, Any], model: keras.Model, where: str) -
 
     Args:
         saved: that `facts_of` has returned.
-        model: that is to go on.
+        model: that is to continue.
         where: of the checkpoint, for the message.
 
     Raises:
@@ -215,9 +215,9 @@ def check_variables(
 
 
 def difference(what: str, before: object, now: object, where: str, advice: str) -> CheckpointError:
-    """Returns the error of a training that cannot go on from a checkpoint."""
+    """Returns the error of a training that cannot continue from a checkpoint."""
     return CheckpointError(
-        f"This training cannot go on from {where}: {what} is {now} here and was {before} there. "
+        f"This training cannot continue from {where}: {what} is {now} here and was {before} there. "
         f"Nothing has been changed. {advice}"
     )
 

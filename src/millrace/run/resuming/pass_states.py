@@ -59,7 +59,7 @@ class PassStates:
         }
 
     def restore(self, saved: dict[str, Any], position: EpochPosition) -> None:
-        """Sets the states from which the data goes on, or is drawn again.
+        """Sets the states from which the data continues, or is drawn again.
 
         Args:
             saved: that `values` has returned, among other values.

@@ -5,8 +5,8 @@
     model.fit(x, y, epochs=20, callbacks=[checkpoint])     call 2
 
 If the process dies in call 2, the next one runs no epoch in call 1, which returns the history that
-it had, and goes on in call 2. Calls are counted for each model: another one begins with call 1, as
-the same script in another process.
+it had, and continues in call 2. Calls are counted for each model: another one begins with call 1,
+as the same script in another process.
 """
 
 import os

@@ -31,7 +31,7 @@ class SavedFit:
 
     @property
     def epoch(self) -> int:
-        """The epoch that goes on, from 0."""
+        """The epoch that continues, from 0."""
         return self.checkpoint.manifest.epoch
 
     @property
@@ -106,7 +106,7 @@ def check_continues(saved: SavedFit, controller: Controller, data: Mapping[str, 
         before = saved.others["data"].get(name, "unknown")
         if before != now and "unknown" not in (before, now):
             raise CheckpointError(
-                f"This training cannot go on from {where}: {name} was {before} there and is "
+                f"This training cannot continue from {where}: {name} was {before} there and is "
                 f"{now} here. Nothing has been changed. Call fit with the same data and "
                 "batch_size, or name another directory in Checkpoint(directory)."
             )

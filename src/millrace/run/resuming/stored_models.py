@@ -56,7 +56,7 @@ def restore_weights(
         millrace.restore_weights(model, "runs/7/checkpoints")
         model.save("model.keras")
 
-    To go on with a training, call `fit` with `millrace.callbacks.Checkpoint` instead.
+    To continue with a training, call `fit` with `millrace.callbacks.Checkpoint` instead.
 
     Args:
         model: that has been built; compiled or not, with a strategy or without.

@@ -42,8 +42,8 @@ def report_command(
     """Write the page of a run, and print its summary.
 
     RUN is the directory of Strategy(report_dir=...) or MILLRACE_REPORT_DIR; of a directory with
-    several runs, the one that began last. The run may still go on, or may have been killed. The
-    page is one file that needs no network. With --compare, give two runs.
+    several runs, the one that began last. The run may still be running, or may have been killed.
+    The page is one file that needs no network. With --compare, give two runs.
     """
     _check(runs, compare)
     read = [load(_directory(each)) for each in runs]

@@ -57,7 +57,7 @@ def show_summary(run: RunRecords) -> None:
 
 def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
     states = {
-        "running": "it goes on",
+        "running": "it is running",
         "ended": "it has ended",
         "unknown": "not on this host" if run.processes else "no record of its processes",
     }

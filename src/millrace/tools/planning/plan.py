@@ -63,7 +63,7 @@ def search_plan(
         limit: bytes of one device.
         is_measured: whether updates are run for their times.
         steps_of_epoch: batches of an epoch; None if unknown.
-        keeps_batches: whether `fit` goes on with the batches of the model's present options.
+        keeps_batches: whether `fit` continues with the batches of the model's present options.
     """
     setup, model = controller.setup, controller.model
     try:

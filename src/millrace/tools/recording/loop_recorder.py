@@ -37,7 +37,7 @@ _failures: list[str] = []  # methods that have failed in this process
 
 
 def without_errors(method: Callable[P, None]) -> Callable[P, None]:
-    """Returns a method of a recorder that logs its errors, once: training goes on without it."""
+    """Returns a method of a recorder that logs its errors, once: training continues without it."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:

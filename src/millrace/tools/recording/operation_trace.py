@@ -166,7 +166,7 @@ class OperationTrace:
     def _say(self, line: str) -> None:
         if line not in self._has_said:
             self._has_said.add(line)
-            logger.warning("%s The run goes on.", line)
+            logger.warning("%s The run continues.", line)
 
 
 def _best(times: ProgramTimes, candidates: list[_Counted]) -> _Counted | None:

@@ -8,7 +8,7 @@ import time
 
 SECONDS = 0.05  # between two samples, at least
 SHARE = 1 / 1000  # of the run's time so far
-SUMMARY_SECONDS, SUMMARY_SHARE = 5.0, 1 / 10  # between two lines about a loop that goes on
+SUMMARY_SECONDS, SUMMARY_SHARE = 5.0, 1 / 10  # between two lines about a loop that is running
 EPOCHS = 5000  # of a fit, after which one of those between two samples is written
 MANY = 200  # loops, after which short ones of one model are written as one
 SHORT_SECONDS, SHORT_SHARE = 1.0, 1 / 200  # a loop that ends before that is short

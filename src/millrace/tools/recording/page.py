@@ -4,7 +4,7 @@ at the end of an epoch  if the last page is some time ago, and took a small shar
 at the end of a loop    if records came, and the last page of a loop is some time ago
 at exit                 if records came after the last page
 
-A page that is open in a browser loads itself anew while the run goes on.
+A page that is open in a browser loads itself anew during the run.
 """
 
 import logging

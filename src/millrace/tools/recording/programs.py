@@ -36,7 +36,7 @@ class ProgramRecorder:
         self.counts: dict[str, list[tuple[ProgramOperations, ProgramCount]]] = {}
 
     def __call__(self, new: NewExecutable) -> None:
-        """Writes the records of an executable; an error is logged once, and training goes on."""
+        """Writes the records of an executable; an error is logged once, and training continues."""
         if not self._sinks:
             return
         try:
@@ -70,7 +70,7 @@ class ProgramRecorder:
         if is_first:
             logger.warning(
                 "The %s of %s of %r cannot be recorded, nor that of later programs if they fail "
-                "alike: %s: %s. The run goes on.",
+                "alike: %s: %s. The run continues.",
                 what, new.record.program, new.record.model, type(error).__name__, error,
                 exc_info=error,
             )  # fmt: skip

@@ -42,7 +42,7 @@ class RecordedRun:
     """A run in one directory, as this process writes it."""
 
     def __init__(self, path: pathlib.Path):
-        """Makes the directory, or goes on in it.
+        """Makes the directory, or continues in it.
 
         Raises:
             OptionError: if it cannot be made, or another process writes to it.
@@ -70,7 +70,7 @@ class RecordedRun:
             self.directory.add(self._process)
 
     def begin_again(self) -> None:
-        """Goes on in the directory, which may have been removed since.
+        """Continues in the directory, which may have been removed since.
 
         Raises:
             OptionError: if it cannot be made, or another process writes to it.

@@ -22,7 +22,7 @@ _MIN, _MAX = STATISTICS.index("min"), STATISTICS.index("max")
 
 
 class RecordedTensors:
-    """The rows of an epoch that goes on."""
+    """The rows of an epoch that is running."""
 
     def __init__(self) -> None:
         self._rows: dict[Tensor, list[tuple[np.ndarray, np.ndarray]]] = {}

@@ -41,7 +41,7 @@ class RunLimits:
 
 
 def limits(run: RunRecords) -> RunLimits:
-    """Returns what limited a run, also one that still goes on.
+    """Returns what limited a run, also one that is still running.
 
     Loops within another one, such as `evaluate` in a callback of `fit`, are part of that one.
     """

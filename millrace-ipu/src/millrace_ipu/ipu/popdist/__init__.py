@@ -26,7 +26,7 @@ from millrace.extend import process_count as _process_count
 from millrace.extend import process_index as _process_index
 from millrace.extend import texts_of_all as _texts_of_all
 
-_SECONDS = 24 * 3600.0  # an instance may compute for long before the others go on
+_SECONDS = 24 * 3600.0  # an instance may compute for long before the others continue
 _PER_REPLICA = "POPDIST_IPUS_PER_REPLICA"
 _set: dict[str, int] = {}  # by set_ipu_config
 

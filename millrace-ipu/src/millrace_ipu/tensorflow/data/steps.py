@@ -79,7 +79,7 @@ def batches(elements: Iterator[ArrayTree], size: int, drop_remainder: bool) -> I
 
 
 def repeated(elements: Callable[[], Iterator[ArrayTree]], count: int | None) -> Iterator[Any]:
-    """Yields the elements of `count` passes; None goes on forever, unless a pass is empty."""
+    """Yields the elements of `count` passes; None continues forever, unless a pass is empty."""
     for _ in itertools.count() if count is None else range(count):
         is_empty = True
         for element in elements():

@@ -65,7 +65,7 @@ class KeptState:
         return [] if is_lost else list(state.metrics()[0])
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on with metrics of each replica."""
+        """Lets the next execution continue with metrics of each replica."""
         self._resumed = parts
 
     def keep(self, state: State, stage_state: StageState) -> None:

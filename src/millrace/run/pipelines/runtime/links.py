@@ -8,8 +8,9 @@ The address of each server is in the store of `jax.distributed`. Sender and rece
 messages between two devices, so that both have the same number for a message.
 
 A process whose update has failed ends the connections to its server: what others still wait for
-from it becomes an error. So they leave the update, too. All that have left go on with new numbers,
-which no message of the failed update has, and so do all after the next comparison of processes.
+from it becomes an error. So they leave the update, too. All that have left continue with new
+numbers, which no message of the failed update has, and so do all after the next comparison of
+processes.
 
     Here      both devices are in this process: a copy, or nothing
     Pull      the receiver fetches from the sender's server; either may be early

@@ -42,7 +42,7 @@ class ReplicaStageState(StageState):
             groups: of each stage.
             before: the state of the previous execution, to recognize the values that it gave to
                 Keras.
-            resumed: metrics of each replica with which it goes on, if it comes from a checkpoint.
+            resumed: metrics of each replica with which it continues, if it comes from a checkpoint.
         """
         self._resumed = resumed
         assert builder.replicated is not None  # noqa: S101 - of several replicas

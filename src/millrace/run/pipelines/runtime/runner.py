@@ -79,7 +79,7 @@ class PipelineRunner:
         self.dispatches = 0
         self.is_timed = True  # every task is, always
         self.statistics = PipelineStatistics()
-        # The newest state of a running execution; the state to go on with if the execution fails.
+        # The newest state of a running execution; the one that stays if the execution fails.
         self.state: State | None = None
         # Steps of the last execution that its state has; None if that is within an update.
         self.steps_done: int | None = 0
@@ -192,7 +192,7 @@ class PipelineRunner:
         return [] if self._spans_processes else self._kept.metric_parts()
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        """Gives the next execution metrics of each replica, as `metric_parts` returns them."""
         self._kept.resume_metric_parts(parts)
 
     def release(self) -> None:

@@ -108,7 +108,7 @@ function foot() {
   );
 }
 
-// The page of a run that goes on is written anew, and then loaded, unless somebody is reading it.
+// The page of a run that has not ended is written anew, and then loaded, unless somebody is reading it.
 function reloadWhileItRuns() {
   if (DATA.runs.length > 1 || DATA.runs[0].outcome !== "running") return;
   let timer;
