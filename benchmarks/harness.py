@@ -37,9 +37,11 @@ def arguments(description: str, rounds: int = 7, **more: str) -> argparse.Namesp
     options = parser.parse_args()
     if options.small:
         options.rounds = 2
-        # A few steps do not repay the seconds that optimizing takes. Child processes inherit it.
-        flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
-        os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+        # A few steps do not repay the seconds that optimizing takes. Child processes inherit them.
+        flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+        if jax.__version_info__ < (0, 12):  # which ends at a flag that it does not know
+            flags.append("--xla_cpu_use_fusion_emitters=false")
+        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
     return options
 
 

@@ -61,6 +61,7 @@ TESTS = {
         "tests/callbacks",
     ),
     "recompute": (
+        "tests/compiled_loop/test_budget_search.py",
         "tests/compiled_loop/test_budget.py",
         "tests/recomputation/test_boundaries.py",
         "tests/recomputation/test_evictions.py",

@@ -67,6 +67,22 @@ def test_what_follows_from_weights_or_data_alone_is_made_where_it_is_needed():
     assert found["tanh"] == 0
 
 
+def test_what_is_needed_at_two_levels_is_made_at_the_first():
+    def twice(a, b, c, d, x):
+        mask = x > 0
+        x = mark_boundary(jnp.tanh((x * mask) @ a))
+        return jnp.sum((x * mask) @ d), b, c
+
+    graph = graph_of(twice)
+    levels = levels_by_boundaries(graph, graph.invars[:4])
+    (made,) = (
+        level
+        for level, equation in zip(levels, graph.equations, strict=True)
+        if equation.primitive.name == "gt"
+    )
+    assert made == 0
+
+
 @pytest.mark.parametrize("keeps_last", [True, False])
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_gradients_are_those_of_jax(keeps_last, is_whole):
