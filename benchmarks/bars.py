@@ -73,9 +73,9 @@ SECTIONS = {
         "stages.",
         "processes.md",
         {
-            r".*: share of ideal": "A task has trashed the caches of its core, so that each line of "
-            "Python after it takes about a microsecond, and JAX's call of a program 60 to 90, where "
-            "a loop of such calls takes 20 each. Forward and backward as one program gained "
+            r".*: share of ideal": "A task has trashed the caches of its core, so that each line "
+            "of Python after it takes about a microsecond, and JAX's call of a program 60 to 90, "
+            "where a loop of such calls takes 20 each. Forward and backward as one program gained "
             "nothing. Of an update, 2.5 % (tanh) and 5 % (transformer) would be saved by memory "
             "that processes of one machine share, measured before it was removed.",
             r".*: millrace / torch": "The bars were set on an AMD machine, with memory shared by "
