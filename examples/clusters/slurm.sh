@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A training under Slurm that comes back after it was preempted, ran out of time or failed, and goes
-# on from its newest checkpoint:
+# A training under Slurm that comes back after it was preempted, ran out of time or failed, and
+# continues from its newest checkpoint:
 #
 #     sbatch slurm.sh train.py --epochs 100
 #
