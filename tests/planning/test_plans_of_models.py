@@ -312,7 +312,7 @@ def test_models_and_budgets(build, devices):
     expected = cases.losses_of_keras(build, x, y, ROWS, epochs=2)
     peak = strategy.plan(model, batch, "1GB").chosen.peak
     fitting = 0
-    for share in (1.0, 0.65):
+    for share in (1.0, 0.7, 0.55):
         memory = int(peak * share)
         try:
             plan = strategy.plan(model, batch, memory)
@@ -325,7 +325,7 @@ def test_models_and_budgets(build, devices):
         model.compile("adam", "mse")
         plan.apply()
         cases.check_applied(strategy, plan, model, x, y, expected, memory, epochs=2)
-    assert fitting >= 1
+    assert fitting >= 2
 
 
 @pytest.mark.slow
