@@ -13,7 +13,7 @@ CASES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def run(path, directory, *command):
-    # Without what the tests set up for themselves: as a user would run it, in any directory.
+    # Without the backend that the tests have set, and in any directory, as a user would run it.
     environment = {k: v for k, v in compiler.environment().items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
         [sys.executable, *command, str(path), "--small"],

@@ -45,7 +45,7 @@ def start(kind, path):
 
 
 def read(descriptor, lines, number):
-    """Reads lines until there are so many more, or the training ends; tells which."""
+    """Reads lines until there are so many more; returns whether the training got that far."""
     wanted = len(lines) + number
     rest = b""
     while len(lines) < wanted or rest:

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from quick_compiler import compiler
-
 SCRIPT = pathlib.Path(__file__).parent / "replica_script.py"
 START = "from millrace.tools.cli.main import main; main()"
 
@@ -19,12 +17,12 @@ def launch(processes, devices, directory):
         capture_output=True,
         text=True,
         timeout=500,
-        env=compiler.environment(),
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.shipped_compiler
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_two_processes_have_the_bits_of_one(devices, tmp_path):
     launch(1, devices, tmp_path)

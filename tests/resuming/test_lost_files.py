@@ -1,6 +1,7 @@
 """Files that other trainers lost or believed; see test_lost_state.py."""
 
 import contextlib
+import os
 import re
 import resource
 import shutil
@@ -29,7 +30,6 @@ from breaks import (
 
 from case_marks import exhaustive
 from millrace.errors import MillraceError
-from quick_compiler import compiler
 
 pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
 
@@ -178,7 +178,7 @@ def start(directory=None, *signal_at, executed=1, every_steps=SAVED):
     """Returns the end of a process that trains, and what it printed."""
     script = HERE.parent / "signalled_fit.py"
     arguments = [executed, every_steps, *([directory] if directory else []), *signal_at]
-    environment = {**compiler.environment(), "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, *map(str, [script, *arguments])],
         capture_output=True,
