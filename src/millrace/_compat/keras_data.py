@@ -31,8 +31,8 @@ __all__ = [
     "BATCH_SIZE",
     "DataAdapter",
     "EpochIterator",
+    "EpochOrder",
     "dataset_behind",
-    "epoch_order",
     "get_data_adapter",
     "is_array_adapter",
     "is_endless",
@@ -116,32 +116,41 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         self._interrupted_warning()
 
 
-def epoch_order(
-    data: array_data_adapter.ArrayDataAdapter, rows: int, shuffle: bool | str
-) -> np.ndarray:
-    """Returns the row numbers of one epoch in the order in which Keras would feed them.
+class EpochOrder:
+    """The row numbers of each epoch of arrays, in the order in which Keras would feed the rows.
 
     Keras shuffles row numbers, so it is given row numbers to feed. One batch of all of them draws
     the same permutation as many batches, and is a hundred times faster. Where only batches are
     shuffled, there are as many batches as in the epoch.
-
-    Args:
-        data: the adapter of the arrays that are fed. From Keras 3.16 on, its `_epoch` decides the
-            order of its next epoch; before, NumPy's generator does.
-        rows: number of rows of the arrays.
-        shuffle: as `fit` takes it.
     """
-    private: Any = data
-    adapter: Any = get_data_adapter(
-        x=np.arange(rows, dtype=np.int32),
-        batch_size=private.batch_size if shuffle == "batch" else rows,
-        shuffle=shuffle,  # type: ignore[arg-type]  # Keras takes "batch", too
-    )
-    if keras_is("3.16"):
-        adapter._epoch = private._epoch
-    return np.concatenate(
-        [np.asarray(jax.tree.leaves(batch)[0]) for batch in adapter.get_jax_iterator()]
-    )
+
+    def __init__(self, data: array_data_adapter.ArrayDataAdapter, rows: int, shuffle: bool | str):
+        """Draws nothing yet.
+
+        Args:
+            data: the adapter of the arrays that are fed. From Keras 3.16 on, its `_epoch` decides
+                the order of its next epoch; before, NumPy's generator does.
+            rows: number of rows of the arrays.
+            shuffle: as `fit` takes it.
+        """
+        self._data, self._rows = data, np.arange(rows, dtype=np.int32)
+        self._adapter: Any = None
+        if shuffle:
+            self._adapter = get_data_adapter(
+                x=self._rows,
+                batch_size=data.batch_size if shuffle == "batch" else rows,
+                shuffle=shuffle,  # type: ignore[arg-type]  # Keras takes "batch", too
+            )
+
+    def draw(self) -> np.ndarray:
+        """Returns the row numbers of the next epoch."""
+        if self._adapter is None:
+            return self._rows
+        if keras_is("3.16"):
+            private: Any = self._data
+            self._adapter._epoch = private._epoch
+        batches = self._adapter.get_jax_iterator()
+        return np.concatenate([np.asarray(jax.tree.leaves(batch)[0]) for batch in batches])
 
 
 def is_array_adapter(adapter: object) -> bool:

@@ -10,9 +10,9 @@ that asks: a callback of one model may run another model.
 
 While a loop runs, Keras keeps the state of the model beside the variables:
 
-`map_loop_state`   changes that state before Keras writes it back to the variables.
-`restore_state`    writes values to the variables, as at the end of a loop.
-`report_logs`      decides the logs that fit and evaluate report at their end.
+`write_loop_state`  writes that state to the variables.
+`restore_state`     writes other values to the variables, as at the end of a loop.
+`report_logs`       decides the logs that fit and evaluate report at their end.
 """
 
 import inspect
@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
+from keras.src.utils.python_utils import pythonify_logs
 
 from millrace._compat.patch_table import EPOCH_ITERATOR, EVALUATE, FIT, PREDICT
 from millrace._compat.patches import replace
@@ -119,15 +120,42 @@ _KEYS = {
 }
 
 
-def map_loop_state(model: keras.Model, convert: Callable[[str, list[Any]], list[Any]]) -> None:
-    """Replaces the values of a running loop by the results of `convert`, role by role."""
+def write_loop_state(model: keras.Model, convert: Callable[[str, Iterable[Any]], Any]) -> None:
+    """Writes the values of a running loop to the variables, as Keras does.
+
+    Args:
+        model: whose loop runs, or has ended.
+        convert: returns the values of a role in the form that variables hold.
+    """
     private: Any = model
     state = getattr(private, "_jax_state", None)
-    if not state or private._jax_state_synced:
-        return
-    for role, key in _KEYS.items():
-        if state.get(key) is not None:
-            state[key] = convert(role, state[key])
+    if state and not private._jax_state_synced:
+        for role, key in _KEYS.items():
+            if state.get(key):
+                put_values(variables_of(model, role), convert(role, state[key]))
+        private._jax_state_synced = True
+    getattr(type(model), STATE_SYNC)(model)  # which is the user's, perhaps
+
+
+def variables_of(model: keras.Model, role: str) -> list[keras.Variable]:
+    """Returns the variables of a role, in the order of a running loop's state."""
+    owner: Any = model.optimizer if role == "optimizer" else model
+    return owner.variables if role == "optimizer" else getattr(owner, _KEYS[role])
+
+
+def put_values(variables: Iterable[keras.Variable], values: Iterable[Any]) -> None:
+    """Assigns values to variables, outside of all scopes.
+
+    `Variable.assign` takes 5 us, most of it to find that there is nothing to convert: in an epoch
+    of one small batch, that would be a tenth of the time.
+    """
+    for variable, value in zip(variables, values, strict=True):
+        private: Any = variable
+        is_plain = type(variable) is keras.Variable and private._layout is None
+        if is_plain and value.dtype == private._dtype and value.shape == private._shape:
+            private._value = value
+        else:
+            variable.assign(value)
 
 
 def loop_state(model: keras.Model) -> dict[str, list[Any]] | None:
@@ -173,6 +201,13 @@ def report_logs(
     return "_get_metrics_result_or_logs", result_or_logs
 
 
+def reported_logs(model: keras.Model, logs: Any, as_dict: bool) -> Any:
+    """Returns the logs of a call as Keras reports them: Python's numbers, by name or in order."""
+    numbers = pythonify_logs(logs)
+    private: Any = model
+    return numbers if as_dict else private._flatten_metrics_in_order(numbers)
+
+
 def first_epoch(model: keras.Model, initial_epoch: int) -> int:
     """Returns the epoch, from 0, with which a fit begins.
 
@@ -189,15 +224,10 @@ def restore_state(model: keras.Model, state: Iterable[Iterable[Any]]) -> None:
     """
     private: Any = model
     trainable, non_trainable, *others = state
-    groups = [
-        (model.trainable_variables, trainable),
-        (model.non_trainable_variables, non_trainable),
-    ]
+    put_values(model.trainable_variables, trainable)
+    put_values(model.non_trainable_variables, non_trainable)
     if len(others) == 2:
-        groups.append((private.optimizer.variables, others[0]))
+        put_values(private.optimizer.variables, others[0])
     if others:
-        groups.append((model.metrics_variables, others[-1]))
-    for variables, values in groups:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        put_values(model.metrics_variables, others[-1])
     private._jax_state_synced = True

@@ -108,12 +108,19 @@ _KERAS = (
         "keras.src.losses.loss",
         reduce_weighted_values="the number that a loss divides by, for parts of a batch",
     ),
-    *_in("keras:Variable", _value="the value of a variable outside of every scope"),
+    *_in(
+        "keras:Variable",
+        _dtype="whether a value needs no conversion",
+        _layout="whether a distribution has sharded a variable",
+        _shape="whether a value needs no conversion",
+        _value="the value of a variable outside of every scope",
+    ),
     *_in(
         "keras.src.saving.saving_lib",
         _raise_loading_failure="the errors of objects that `load_model` could not load",
     ),
     # The loops.
+    *_in("keras.src.utils.python_utils", pythonify_logs="logs as Python's numbers"),
     *_in(_TRAINER, JAXEpochIterator="the source of batches of fit, evaluate and predict"),
     *_in(
         "keras.src.trainers.epoch_iterator:EpochIterator",
@@ -131,6 +138,7 @@ _KERAS = (
         _compile_loss="whether a model was compiled anew",
         _compile_metrics="whether a model was compiled anew",
         _eval_epoch_iterator="the data of the validation of a running fit",
+        _flatten_metrics_in_order="the order in which `train_on_batch` returns metrics",
         _get_metrics_result_or_logs="the logs that fit and evaluate report",
         _initial_epoch="the epoch with which `BackupAndRestore` continues",
         _jax_state="the values of a running loop",

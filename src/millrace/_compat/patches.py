@@ -37,7 +37,7 @@ class While(enum.Enum):
     PROCESSES = "from the start of a run of several processes to its end"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # there is one of each
 class Patch:
     """One place in a library that millrace changes.
 

@@ -7,6 +7,7 @@ keras_is("3.16")     whether the installed Keras is that version or a later one
 """
 
 import dis
+import functools
 import importlib
 import inspect
 import re
@@ -29,6 +30,7 @@ def installed() -> dict[str, str]:
     return {"keras": keras.__version__, "jax": jax.__version__}
 
 
+@functools.cache
 def keras_is(version: str) -> bool:
     """Whether the installed Keras is `version`, one before its release, or a later one."""
     return _numbers(keras.__version__) >= _numbers(version)

@@ -73,7 +73,8 @@ class DeviceGroup:
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, REPLICA))
 
 
-def share_out(devices: Sequence[jax.Device], size: int) -> tuple[DeviceGroup, ...]:
+@functools.lru_cache(maxsize=64)  # asked for in each call of a function
+def share_out(devices: tuple[jax.Device, ...], size: int) -> tuple[DeviceGroup, ...]:
     """Returns `size` device groups, with as many replicas as the devices suffice for.
 
     Raises:

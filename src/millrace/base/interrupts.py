@@ -10,6 +10,7 @@ Anywhere else Ctrl-C could come between a call that reuses the memory of the var
 the line that stores the new ones, or in the middle of Keras's building of a model.
 """
 
+import _signal  # type: ignore[import-not-found]  # `signal` looks for names of handlers: 15 us
 import os
 import signal
 import sys
@@ -104,7 +105,7 @@ def held_back() -> Iterator[None]:
     if (
         _held is not None
         or not _is_main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        or _signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
         yield
         return
@@ -112,12 +113,12 @@ def held_back() -> Iterator[None]:
     handle = held.handle  # one bound method, to compare with
 
     def undo() -> None:
-        if signal.getsignal(signal.SIGINT) is handle:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if _signal.getsignal(signal.SIGINT) is handle:
+            _signal.signal(signal.SIGINT, signal.default_int_handler)
 
     try:
         put_in(INTERRUPTS, undo)
-        signal.signal(signal.SIGINT, handle)
+        _signal.signal(signal.SIGINT, handle)
         yield
     finally:
         _held = None

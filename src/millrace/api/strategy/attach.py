@@ -27,9 +27,9 @@ from millrace._compat.keras_build import checked_build
 from millrace._compat.keras_loops import (
     STATE_SYNC,
     let_loops_ask,
-    map_loop_state,
     report_logs,
     set_epoch_iterators,
+    write_loop_state,
 )
 from millrace.api.strategy.methods import METHODS
 from millrace.api.strategy.saving import load_options, save_options
@@ -47,6 +47,7 @@ from millrace.run.fit.epochs import make_epoch_iterator
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.multi_process import quiet_unless_first, whole_files
 from millrace.run.fit.offloading import bring_back
+from millrace.run.fit.on_batch import NAMES, short_call
 from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.setup import Setup
 from millrace.run.fit.totals import Totals
@@ -59,7 +60,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _FILES = ("save", "save_weights")
-_ON_BATCH = {f"{mode.value}_on_batch": mode for mode in Mode}
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 
@@ -74,7 +74,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
-    for name, mode in _ON_BATCH.items():
+    for mode, name in NAMES.items():
         attributes[name] = _on_batch(getattr(model, name), mode, controller)
     name, report = report_logs(model, lambda: controller.setup.reports_each_replica)
     attributes[name] = report
@@ -252,6 +252,8 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
 
 def _on_batch(method: Callable[P, T], mode: Mode, controller: Controller) -> Callable[P, T]:
+    call = short_call(controller, mode)
+
     @functools.wraps(method)
     def on_batch(*args: P.args, **kwargs: P.kwargs) -> T:
         with (
@@ -260,7 +262,7 @@ def _on_batch(method: Callable[P, T], mode: Mode, controller: Controller) -> Cal
             controller.on_batch(mode),
             explained(controller),
         ):
-            return method(*args, **kwargs)
+            return call(*args, **kwargs)
 
     return on_batch
 
@@ -268,8 +270,7 @@ def _on_batch(method: Callable[P, T], mode: Mode, controller: Controller) -> Cal
 def _state_sync(controller: Controller) -> Callable[[], None]:
     def state_sync() -> None:
         model = controller.model
-        map_loop_state(model, lambda role, values: list(controller.functions.gather(role, values)))
-        getattr(type(model), STATE_SYNC)(model)
+        write_loop_state(model, controller.functions.gather)
         if controller.setup.spans_processes:
             controller.agreement.has_left(model)
         if controller.checkpoints is not None:

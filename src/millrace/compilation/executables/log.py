@@ -286,6 +286,8 @@ class CompileLog:
 
     def runs(self, name: str) -> None:
         """Records that a function runs; it is a switch where another one ran before."""
+        if self._running == name:
+            return
         with self._lock:
             before, self._running = self._running, name
             if before is None or before == name:

@@ -141,6 +141,15 @@ def stacked_blocks(
         yield stack.block()
 
 
+def block_of_one(batch: ArrayTree, spec: BatchSpec) -> Block:
+    """Returns a block of one batch in host memory, which shares JAX's arrays: they never change."""
+    leaves = [
+        (np.asarray(leaf) if isinstance(leaf, jax.Array) else np.array(leaf, dtype))[None]
+        for leaf, dtype in zip(jax.tree.leaves(batch), spec.dtypes, strict=True)
+    ]
+    return Block(jax.tree.unflatten(spec.treedef, leaves), spec, capacity=1, steps=1)
+
+
 class _Stack:
     """A block that is being filled."""
 

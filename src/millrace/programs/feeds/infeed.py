@@ -31,6 +31,9 @@ class Infeed:
     at most `depth` blocks ready besides the one that it is filling. An exception of the data set is
     raised again where its block would have been taken, with its own traceback and a note that
     names the batch.
+
+    With `steps_at_hand` the first block is made where it is taken, and the thread starts only if
+    others follow: to start one and to wait for it takes longer than a step of a small model.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Infeed:
         depth: int,
         activities: Activities | None = None,
         wait: BatchWait | None = None,
+        steps_at_hand: int | None = None,
     ):
         """Starts preparing blocks.
 
@@ -48,6 +52,7 @@ class Infeed:
             depth: most blocks kept ready.
             activities: gets the times at which blocks were prepared and waited for, if wanted.
             wait: names batches in messages and limits the wait for one; by default without limit.
+            steps_at_hand: the number of all steps, if no code of the user makes them.
         """
         self._activities = activities
         self._wait = wait or BatchWait("batch {:,}".format)
@@ -63,8 +68,15 @@ class Infeed:
         # Each counter is written by one of the two threads only.
         self._blocks_taken = self._steps_taken = self._bytes_taken = self._peak_depth = 0
         self._prepare_seconds = self._wait_seconds = 0.0
+        self._steps_at_hand = steps_at_hand
+        self._thread: threading.Thread | None = None
+        if steps_at_hand is None:
+            self._start()
+
+    def _start(self) -> threading.Thread:
         self._thread = threading.Thread(target=self._fill, name="millrace-infeed", daemon=True)
         self._thread.start()
+        return self._thread
 
     def take(self, steps: int) -> Iterator[BlockSlice]:
         """Yields the next `steps` steps as they become ready; fewer where the data ends."""
@@ -93,8 +105,8 @@ class Infeed:
             self._stopped = True
             self._ready.clear()
             self._change.notify_all()
-        if self._wait.is_over:
-            pass  # the next call would wait in vain, too
+        if self._thread is None or self._wait.is_over:
+            pass  # or the next call would wait in vain, too
         elif wait:
             self._thread.join(JOIN_SECONDS)
         elif self._thread.is_alive():
@@ -134,14 +146,7 @@ class Infeed:
         begin = time.perf_counter()
         if self._activities is not None:
             self._activities.begin("host", "wait for data", begin)
-        with self._change:
-            began = time.monotonic()
-            while not self._ready and not self._ended:
-                raise_if_interrupted()
-                due = self._wait.check(began, self._thread)
-                self._change.wait(min(POLL_SECONDS, due) if is_held_back() else due)
-            block = self._ready.popleft() if self._ready else None
-            self._change.notify_all()
+        block = self._first() if self._thread is None else self._awaited(self._thread)
         end = time.perf_counter()
         self._wait_seconds += end - begin
         if self._activities is not None:
@@ -158,18 +163,43 @@ class Infeed:
         self._bytes_taken += block.steps * block.spec.nbytes
         return block
 
+    def _first(self) -> Block | None:
+        """Makes a block in the thread that takes it; another thread makes those after it."""
+        block = None if self._ended else self._next()
+        if block is None or block.steps >= (self._steps_at_hand or 0):
+            self._ended = True
+        else:
+            self._start()
+        return block
+
+    def _awaited(self, thread: threading.Thread) -> Block | None:
+        """Waits for the next block of the thread that makes them."""
+        with self._change:
+            began = time.monotonic()
+            while not self._ready and not self._ended:
+                raise_if_interrupted()
+                due = self._wait.check(began, thread)
+                self._change.wait(min(POLL_SECONDS, due) if is_held_back() else due)
+            block = self._ready.popleft() if self._ready else None
+            self._change.notify_all()
+        return block
+
+    def _next(self) -> Block | None:
+        begin = time.perf_counter()
+        if self._activities is not None:
+            self._activities.begin("infeed", "block", begin)
+        block = next(self._blocks, None)
+        end = time.perf_counter()
+        self._prepare_seconds += end - begin
+        if self._activities is not None:
+            steps = block.steps if block is not None else 0
+            self._activities.add("infeed", f"block of {steps} steps", begin, end)
+        return block
+
     def _fill(self) -> None:
         try:
             while not self._stopped:
-                begin = time.perf_counter()
-                if self._activities is not None:
-                    self._activities.begin("infeed", "block", begin)
-                block = next(self._blocks, None)
-                end = time.perf_counter()
-                self._prepare_seconds += end - begin
-                if self._activities is not None:
-                    steps = block.steps if block is not None else 0
-                    self._activities.add("infeed", f"block of {steps} steps", begin, end)
+                block = self._next()
                 if block is None or not self._put(block):
                     break
         except BaseException as error:  # of any kind: raised again in the owner's thread

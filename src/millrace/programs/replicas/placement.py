@@ -140,8 +140,9 @@ class Placement:
         """Returns a state of Keras in the form that programs take."""
         plan = self._plan
         if plan.replicas == 1:
+            current = [value.sharding for value in jax.tree.leaves(state)]
             layouts = self._layouts_of(state)
-            if all(map(_is_placed, jax.tree.leaves(state), jax.tree.leaves(layouts))):
+            if all(map(_is_placed, current, jax.tree.leaves(layouts))):
                 return state
             return jax.tree.map(put_on, state, layouts)
         if state is self._outer and self._inner is not None:
@@ -199,7 +200,6 @@ class Placement:
         return Values((*parts, *(put_on(value, group.whole) for value in values)))
 
 
-def _is_placed(value: jax.Array, layout: jax.sharding.Sharding) -> bool:
+def _is_placed(current: jax.sharding.Sharding, layout: jax.sharding.Sharding) -> bool:
     """Whether a value is on the one device of a layout, in the same memory."""
-    current = value.sharding
     return current.device_set == layout.device_set and current.memory_kind == layout.memory_kind

@@ -36,9 +36,13 @@ from millrace.programs.taps.tensors import Rows, found_non_finite, packed
 
 def batch_at(batches: ArrayTree, index: Index) -> ArrayTree:
     """Returns batch `index` of a block; leaves are `[capacity, ...]`."""
-    return jax.tree.map(
-        lambda leaf: lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False), batches
-    )
+
+    def at(leaf: jax.Array) -> jax.Array:
+        if leaf.shape[0] == 1:  # which needs no copy
+            return lax.squeeze(leaf, (0,))
+        return lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False)
+
+    return jax.tree.map(at, batches)
 
 
 class After(NamedTuple):

@@ -110,8 +110,11 @@ def tapped_at(records: Tapped, index: int | jax.Array, tapped: Tapped) -> Tapped
 
 def record_at(records: RecordTree, index: int | jax.Array, value: ArrayTree) -> RecordTree:
     """Stores `value` as entry `index` of `records`; leaves are `[capacity, ...]`."""
-    return jax.tree.map(
-        lambda leaf, new: lax.dynamic_update_index_in_dim(leaf, new.astype(leaf.dtype), index, 0),
-        records,
-        value,
-    )
+
+    def store(leaf: jax.Array, new: jax.Array) -> jax.Array:
+        new = new.astype(leaf.dtype)
+        if leaf.shape[0] == 1:  # all of them
+            return new[None]
+        return lax.dynamic_update_index_in_dim(leaf, new, index, 0)
+
+    return jax.tree.map(store, records, value)

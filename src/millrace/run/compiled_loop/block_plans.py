@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from millrace.programs.feeds.block import Block, BlockSlice, part_of_block
 from millrace.programs.plan import LoopForm, Plan, with_micro_batch
+from millrace.run.compiled_loop.budget import has_budget
 from millrace.run.compiled_loop.executables import Executables
 from millrace.run.compiled_loop.execution_calls import APPLY, Call, CallRules, Forms, slice_calls
 from millrace.run.compiled_loop.micro_batch import is_undecided
@@ -32,11 +33,17 @@ class BlockPlans:
         """
         self._executables = executables
         self._single_steps = single_steps
+        # Where executions have one step, its call is always the same,
+        is_settled = not (has_budget(plan) or is_undecided(plan))
+        self.has_one_call = single_steps and plan.update_steps == 1 and is_settled
+        # and on CPU, where blocks are arrays of the host, it gets its batch without looking for it.
+        self.steps_apart = self.has_one_call and plan.group.platform == "cpu"
         self.base = plan
         self.of_block = plan
         self.forms = Forms(LoopForm(unroll=None), None, update_fits_one_call=True)
         self._longest = 1
         self._has_block = False
+        self._entered: object = None  # what decided the plan of the present block
         self._part: BlockPart | None = None
 
     def extend_records(self, longest: int) -> bool:
@@ -99,6 +106,10 @@ class BlockPlans:
 
     def enter(self, block: Block) -> None:
         """Sets `of_block` and `forms` for `block`. Its first plan may take a trace."""
+        shape = (block.spec, block.capacity, block.spec in self._executables.shortened)
+        entered = (self.base, *shape, self._executables.now())
+        if entered == self._entered:  # by identity, mostly: the plan stays the same object
+            return
         plan = self._plan_of(block)
         if not plan.tapped and self._executables.taps_values(_undivided(plan)):
             # Only a trace shows that a layer enqueues, so the first plan was traced without taps.
@@ -106,6 +117,7 @@ class BlockPlans:
             self.extend_records(self._longest)
             plan = self._plan_of(block)
         plan = self._executables.in_bytes(self._executables.decided(plan, self._single_steps))
+        self._entered = (self.base, *shape, self._executables.now())
         if self._has_block and plan == self.of_block:
             return  # keeps the plan object: executables are looked up by its identity
         self.of_block, self._has_block = plan, True
@@ -117,9 +129,8 @@ class BlockPlans:
 
     def _plan_of(self, block: Block) -> Plan:
         is_shortened = block.spec in self._executables.shortened
-        return replace(
-            self.base, batch=block.spec, capacity=block.capacity, is_shortened=is_shortened
-        )
+        capacity = 1 if self.steps_apart else block.capacity
+        return replace(self.base, batch=block.spec, capacity=capacity, is_shortened=is_shortened)
 
 
 def _undivided(plan: Plan) -> Plan:

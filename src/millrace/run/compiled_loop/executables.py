@@ -27,7 +27,7 @@ from millrace.programs.recomputation.boundaries import collected_boundaries
 from millrace.programs.recomputation.choices import Choices, collected_choices
 from millrace.programs.replicas.programs import ReplicaProgramBuilder
 from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State
+from millrace.programs.steps.state import State, Values
 from millrace.run.compiled_loop.budget import (
     OverBudgetError,
     has_budget,
@@ -75,6 +75,13 @@ def log_ignored_boundaries(plan: Plan, boundaries: Sequence[str], model: str) ->
     if reason is not None:
         logger.info("RecomputationCheckpoint in %r has no effect: %s", model, reason)
     return reason is not None
+
+
+def _are_alike(values: Values, known: Values) -> bool:
+    return len(values) == len(known) and all(
+        a is b or (a.shape == b.shape and a.dtype == b.dtype and a.sharding == b.sharding)
+        for a, b in zip(values, known, strict=True)
+    )
 
 
 _WITH_STEPS = ("run", "accumulate")
@@ -127,20 +134,24 @@ class Executables:
         self._recent: dict[Any, tuple[Plan, Executable]] = {}
 
     def knows(self, state: State) -> bool:
-        """Whether this is the object that an executable returned last."""
-        return state is self._state
+        """Whether programs take this state as they took the one that they returned last.
+
+        Between two epochs, or two calls, only metrics have other values.
+        """
+        last = self._state
+        if last is None or state is last:
+            return last is not None
+        return len(state) == len(last) and all(map(_are_alike, state, last))
 
     def see(self, state: State) -> None:
         """Sets the state whose specs the next executables are compiled for."""
         if self.knows(state):
             return
-        specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
-        key = (
-            jax.tree.structure(specs),
-            tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)),
-        )
+        leaves, tree = jax.tree.flatten(state)
+        key = (tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key != self._specs_key:
-            self._specs, self._specs_key = specs, key
+            specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in key[1]]
+            self._specs, self._specs_key = jax.tree.unflatten(tree, specs), key
             self._recent.clear()
 
     def returned(self, state: State) -> None:
@@ -160,7 +171,7 @@ class Executables:
         """
         if not is_undecided(plan):
             return plan
-        key = (plan, *self._now())
+        key = (plan, *self.now())
         if key not in self._decided:
             self._decided[key] = self._decide(plan, single_steps)
         return self._decided[key]
@@ -251,7 +262,7 @@ class Executables:
 
     def _loaded_form(self, plan: Plan) -> LoopForm | None:
         """Returns the loop form of a plan that has an export to load; None for any other plan."""
-        if self._exports.loaded.is_empty or (plan, *self._now()) in self._builders:
+        if self._exports.loaded.is_empty or (plan, *self.now()) in self._builders:
             return None
         key = self._key(plan, "run")
         return None if why_not(plan, key) else self._exports.loaded.form(key)
@@ -262,7 +273,7 @@ class Executables:
             plan = with_choice(plan, 0)  # all choices have the same loop form and taps
         if plan.recompute is not None and plan.recompute.is_trial:
             plan = with_choice(plan, plan.recompute.choice or 0)  # it has the same programs
-        key = (plan, *self._now())
+        key = (plan, *self.now())
         if key not in self._builders:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
@@ -283,7 +294,7 @@ class Executables:
         """Returns the choices of a plan with a budget; None if nothing is differentiated."""
         plan = with_choice(plan, 1)
         self._builder(plan)
-        return self._choices[plan, *self._now()]
+        return self._choices[plan, *self.now()]
 
     def extra_flops(self, plan: Plan) -> float | None:
         """Returns the share of FLOPs that a budget adds to a step; None without a budget."""
@@ -369,12 +380,12 @@ class Executables:
 
     def _describe(self, plan: Plan) -> Description:
         """Describes the model before its step is traced, which may change its attributes."""
-        key = (plan, *self._now())
+        key = (plan, *self.now())
         if key not in self._descriptions:
             self._descriptions[key] = describe_model(self._model, plan.mode)
         return self._descriptions[key]
 
-    def _now(self) -> tuple[Hashable, int]:
+    def now(self) -> tuple[Hashable, int]:
         """Returns the specs of the state and the options of JAX, on which a traced step depends."""
         return self._specs_key, self._context_now()
 

@@ -26,6 +26,9 @@ class Call(NamedTuple):
     unroll: int | None = None  # iterations of unrolled code; None is a loop
 
 
+STEP = Call("run", 0, 1, unroll=1)  # of an execution of one step
+
+
 class Forms(NamedTuple):
     """The form of the programs for one block, and the length of their calls."""
 

@@ -27,7 +27,7 @@ from millrace.programs.taps.entries import Taps
 from millrace.run.compiled_loop.block_plans import BlockPlans
 from millrace.run.compiled_loop.dry_run import LoopDryRun
 from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.execution_calls import Call, CallRules
+from millrace.run.compiled_loop.execution_calls import STEP, Call, CallRules
 from millrace.run.compiled_loop.protocol import (
     BlockSpan,
     CallResult,
@@ -97,6 +97,7 @@ class ScanRunner:
         self._blocks = BlockPlans(executables, plan, single_steps)
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
+        self._leaves: Any = None  # the same, and their structure
         self._placement = Placement(plan)
         self._destination = Destination(plan.group)
         self._last_result: Any = None
@@ -144,6 +145,11 @@ class ScanRunner:
         return self._placement.leave(state), results
 
     def _run(self, state: State, execution: ExecutionSteps, results: list[CallResult]) -> State:
+        if self._blocks.has_one_call and execution.longest == 1:
+            for block_slice in execution.slices:
+                self._enter(block_slice.block)
+                state = self._run_updates(STEP, block_slice.start, state, results)
+            return state
         rules = self._rules_of(execution)
         for call, start in self._blocks.calls(execution.slices, rules, self._enter):
             if results and self._update is None:  # after the last call, callbacks come first
@@ -164,12 +170,14 @@ class ScanRunner:
         self, call: Call, start: int, state: State, results: list[CallResult]
     ) -> State:
         executable = self._executables.of_call(self._blocks.of_block, call)
+        batches, first = self._from(start)
         with uninterrupted():
-            state, result, taps = self._call(executable, state, self._batches, start, call.steps)
+            state, result, taps = self._call(executable, state, batches, first, call.steps)
             self._newest = state
             self._steps_done += call.steps
         size = self._update_steps
-        self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
+        if self._measurement is not None:
+            self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
         results.append(self._result_of(result, taps, start, call.steps, call.steps // size))
         if is_halted(taps):
             self.halted = halted_in_call(
@@ -234,6 +242,13 @@ class ScanRunner:
         self._hand_over(results)
         return state
 
+    def _from(self, start: int) -> tuple[Any, int]:
+        """Returns the batches that a call takes, and the first of them that it runs."""
+        if not self._blocks.steps_apart:
+            return self._batches, start
+        leaves, tree = self._leaves
+        return jax.tree.unflatten(tree, [leaf[start : start + 1] for leaf in leaves]), 0
+
     def _current_block(self) -> Block:
         assert self._block is not None  # noqa: S101 - `_enter` precedes all calls
         return self._block
@@ -248,7 +263,8 @@ class ScanRunner:
         if new := results[begin:]:
             self._tap_sink(new)
             # An execution may tap more than fits into memory.
-            results[begin:] = [result._replace(taps=Taps()) for result in new]
+            if self._blocks.of_block.tapped:
+                results[begin:] = [result._replace(taps=Taps()) for result in new]
 
     @property
     def state(self) -> State | None:
@@ -280,6 +296,8 @@ class ScanRunner:
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:
         """Returns values of the state in the form that variables hold; a collective operation."""
+        if self._replicas == 1:
+            return list(values)
         whole = [gathered(value) for value in values]
         # A model that is called outside of its loop computes with its weights.
         return list(map(in_device_memory, whole)) if role == "trainable" else whole
@@ -290,7 +308,8 @@ class ScanRunner:
             return
         self._limit_pending()
         self._block = block
-        self._batches = self._on_devices(block.batches)
+        self._batches = self._on_devices(block.batches) if self._replicas > 1 else block.batches
+        self._leaves = jax.tree.flatten(block.batches)
         self._blocks.enter(block)
 
     def _on_devices(self, batches: BatchTree) -> BatchTree:
@@ -349,6 +368,6 @@ class ScanRunner:
         self._pending.clear()
         self._executables.forget()
         self._placement.release()
-        self._block = self._batches = self._last_result = None
+        self._block = self._batches = self._leaves = self._last_result = None
         self._blocks.release()
         self._first = self._newest = self._update = self.halted = None  # of one that has failed

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from millrace._compat.keras_data import EpochIterator, epoch_order, is_array_adapter, spec_of_data
+from millrace._compat.keras_data import EpochIterator, EpochOrder, is_array_adapter, spec_of_data
 from millrace._compat.keras_workers import end_workers
 from millrace.base.interrupts import at_once, raise_if_interrupted
 from millrace.base.pytrees import ArrayTree
@@ -84,6 +84,7 @@ class FeedEpochIterator(EpochIterator):
         self._builds_from: BatchSpec | None = None  # while Keras builds the model from a batch
         self._is_closed = threading.Event()
         self._sizes: Iterable[int] = ()
+        self._order: EpochOrder | None = None  # of resident arrays
         self._resident = ResidentData(controller.setup, self.data_adapter, arguments)
         self.number = 0  # of the running epoch, from 1
         if self.num_batches == 0:
@@ -129,7 +130,10 @@ class FeedEpochIterator(EpochIterator):
             self._wait = _wait_of(self._controller, self._mode, self.number, self._begun)
             depth = self._controller.setup.options.feed.prefetch_depth
             source, activities = self._block_source(), self._controller.activities
-            self._infeed = Infeed(source, depth, activities, self._wait)
+            # Slicing arrays runs no code of the user.
+            is_known = is_array_adapter(self.data_adapter) and self.num_batches is not None
+            steps = sum(self._sizes) if is_known else None
+            self._infeed = Infeed(source, depth, activities, self._wait, steps)
             if (recorder := self._controller.functions.recorder) is not None:
                 recorder.opens(self._infeed, self._mode)
         return self._infeed
@@ -271,13 +275,18 @@ class FeedEpochIterator(EpochIterator):
             DataError: if it does not return within the limit of a wait for a batch.
             Exception: an error of the data set, or of its workers.
         """
-        place = f"the begin or the end of {epoch_name(self._mode, max(self.number, 1))}"
         limit = self._controller.setup.options.feed.max_wait_seconds
         try:
-            BatchWait(lambda _: f"from {place}", limit).within_limit(tell)
+            if limit is None:
+                tell()
+            else:
+                BatchWait(lambda _: f"from {self._border()}", limit).within_limit(tell)
         except Exception as error:
-            add_note(error, f"raised by the data set at {place}.")
+            add_note(error, f"raised by the data set at {self._border()}.")
             raise
+
+    def _border(self) -> str:
+        return f"the begin or the end of {epoch_name(self._mode, max(self.number, 1))}"
 
     def end(self, wait: bool = True) -> None:
         """Ends the infeed, and the workers of the data set, with the call that draws from them.
@@ -389,8 +398,10 @@ class FeedEpochIterator(EpochIterator):
             # Drawn on the thread on which Keras would draw it, since it uses NumPy's generator.
             batch_size: int = self.data_adapter.batch_size
             shuffle = self._arguments.get("shuffle", False)
-            adapter: Any = self.data_adapter
-            order = epoch_order(adapter, resident.rows, shuffle)
+            if self._order is None:
+                adapter: Any = self.data_adapter
+                self._order = EpochOrder(adapter, resident.rows, shuffle)
+            order = self._order.draw()
             if shuffle:
                 agree_on_order(controller.setup, order)
             if self._checkpoints is not None:

@@ -13,8 +13,8 @@ from millrace.base.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import non_finite_data
 from millrace.errors import NonFiniteError, RecompilationError, add_note
-from millrace.programs.feeds.block import BlockSlice
-from millrace.programs.feeds.blocks import stacked_blocks
+from millrace.programs.feeds.block import BlockSlice, SpecReader
+from millrace.programs.feeds.blocks import block_of_one, stacked_blocks
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.recomputation.modes import recompute_of
 from millrace.programs.steps.state import State, as_state
@@ -91,6 +91,7 @@ class LoopFunction:
         self._name = f"{mode.value} of {controller.model.name!r}"
         self._position = DataPosition(mode)
         self._runners: dict[tuple[bool, TapRequest], Runner] = {}
+        self._current: tuple[tuple[bool, TapRequest], Runner] | None = None  # the last one used
         # For `asynchronous.py`, where the results of every step are wanted: those of the last
         # execution, still on the device, and how many steps a call may run before it returns some.
         self.calls: list[CallResult] = []
@@ -100,6 +101,8 @@ class LoopFunction:
         self.halted: Halted | None = None
         self.last = LastExecution()
         self._records = ExecutionRecords(controller, mode, self._position)
+        self._specs = SpecReader()  # of batches that come one by one
+        self._single: BatchSpec | None = None  # of the last one, if it is a block as it is
         self._is_queued = False  # whether taps go into queues, which users read at any time
 
     def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
@@ -112,25 +115,37 @@ class LoopFunction:
         Raises:
             StopIteration: if no step is left, which ends the epoch.
         """
+        if not isinstance(iterator, Execution):
+            check_iterator(self._controller, self.mode)
+            return self._run_by_hand(state, self._slices_of(iterator))
+        iterator.check_mode(self.mode)
+        if iterator.logs is not None:
+            self._controller.functions.running = self
+            self.calls, self.logs = [], iterator.logs
+            self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
+            return iterator.logs, state
+        self._position.begin(iterator.epoch, iterator.begin)
+        return self._run(state, iterator.take(), iterator.longest, by_hand=False)
+
+    def run_batch(self, state: State, batch: ArrayTree) -> tuple[ArrayTree, State]:
+        """Runs one batch of arrays, as `train_on_batch` and the like do."""
+        spec = self._specs.read(batch)
+        if spec is not self._single:
+            return self(state, iter((batch,)))
+        return self._run_by_hand(state, [BlockSlice(block_of_one(batch, spec), 0, 1)])
+
+    def _run_by_hand(self, state: State, slices: list[BlockSlice]) -> tuple[ArrayTree, State]:
+        self._position.begin(None, 0)
+        return self._run(state, slices, sum(each.count for each in slices), by_hand=True)
+
+    def _run(
+        self, state: State, slices: Iterable[BlockSlice], longest: int, by_hand: bool
+    ) -> tuple[ArrayTree, State]:
         step_logs = self._controller.setup.options.asynchronous_callbacks
         runner = self._runner(step_logs)
         self._controller.functions.running = self
         self._log.runs(self._name)
         self._log.position = self._position
-        if isinstance(iterator, Execution):
-            iterator.check_mode(self.mode)
-            if iterator.logs is not None:
-                self.calls, self.logs = [], iterator.logs
-                self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
-                return iterator.logs, state
-            slices: Iterable[BlockSlice] = iterator.take()
-            longest = iterator.longest
-            self._position.begin(iterator.epoch, iterator.begin)
-        else:
-            check_iterator(self._controller, self.mode)
-            self._position.begin(None, 0)
-            slices = self._slices_of(iterator)
-            longest = sum(block_slice.count for block_slice in slices)
         self.last.begin(longest)
         slices = self._remembered(slices)
         dispatches = runner.dispatches
@@ -147,11 +162,12 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
-        if isinstance(iterator, Execution):  # not `train_on_batch` of a callback
+        if not by_hand:
             self._tell_checkpoints(runner)
         if not calls:
             raise StopIteration
-        calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
+        if self._controller.setup.spans_processes:
+            calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
         self.calls = calls if step_logs else []
         self.logs = self._combine(calls, step_logs)
         return self.logs, state
@@ -261,6 +277,11 @@ class LoopFunction:
         return marks_of(self._calls, assignment)
 
     @property
+    def takes_single_batches(self) -> bool:
+        """Whether it has run, and the state that it returns has the form that variables hold."""
+        return self._single is not None
+
+    @property
     def offloads(self) -> bool:
         """Whether some values are kept in host memory."""
         return self._offload != NO_OFFLOAD
@@ -291,9 +312,11 @@ class LoopFunction:
     def _runner(self, step_logs: bool) -> Runner:
         taps = self._controller.watchers.taps if self.mode is Mode.TRAIN else NO_TAPS
         key = (step_logs, taps)
-        if key not in self._runners:
-            self._runners[key] = self._make_runner(*key)
-        return self._runners[key]
+        if self._current is None or self._current[0] != key:  # a hash would take longer
+            if key not in self._runners:
+                self._runners[key] = self._make_runner(*key)
+            self._current = (key, self._runners[key])
+        return self._current[1]
 
     def _make_runner(self, step_logs: bool, taps: TapRequest) -> Runner:
         controller, setup = self._controller, self._controller.setup
@@ -347,6 +370,11 @@ class LoopFunction:
         longest = max(controller.model.steps_per_execution, setup.update_steps(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.feeds.block_shape(setup, self.mode, len(batches) or 1, on_batch=True)
+        if len(batches) == 1 and setup.replicas == 1 and setup.destination.is_host_memory:
+            spec = self._specs.read(batches[0])
+            if shape.capacity(spec, 1) == 1:
+                self._single = spec
+                return [BlockSlice(block_of_one(batches[0], spec), 0, 1)]
         blocks = stacked_blocks(iter(batches), [len(batches)], shape, setup.destination)
         return [BlockSlice(block, 0, block.steps) for block in blocks]
 
@@ -364,11 +392,12 @@ def _used_rows(call: CallResult) -> ArrayTree:
 
     `rows` is that of the output, which may differ from the input's.
     """
+    if call.steps == call.records:
+        return call.result
 
     def used(leaf: jax.Array) -> jax.Array:
         rows = len(leaf) // call.records
-        whole = call.steps == call.records
-        return leaf if whole else leaf[call.first * rows : (call.first + call.steps) * rows]
+        return leaf[call.first * rows : (call.first + call.steps) * rows]
 
     return jax.tree.map(used, call.result)
 

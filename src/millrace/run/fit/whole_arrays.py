@@ -56,7 +56,8 @@ class ResidentData:
     def __init__(self, setup: Setup, adapter: DataAdapter, arguments: Mapping[str, Any]):
         self._setup = setup
         self._arguments = arguments
-        self._may = is_array_adapter(adapter)
+        # A single batch is itself all of the arrays.
+        self._may = is_array_adapter(adapter) and adapter.num_batches != 1
         self._has_looked = False
         self._arrays: ResidentArrays | None = None
 
