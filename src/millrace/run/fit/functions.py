@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.blocks import stacked_blocks
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.recomputation.modes import recompute_of
-from millrace.programs.steps.state import State, as_state
+from millrace.programs.steps.state import State, from_keras, to_keras
 from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.programs.taps.delivery import queues_of
 from millrace.run.compiled_loop.executables import Executables
@@ -46,6 +47,8 @@ from millrace.run.processes.agreement import own_copy
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
 # the system clears new memory for it. With two steps a value is there before the second one after.
 LIVE_SECONDS, LIVE_STEPS = 0.002, 2
+
+KerasParts: TypeAlias = Iterable[Iterable[Any]]  # the state as Keras has it
 
 
 class LoopFunction:
@@ -102,11 +105,13 @@ class LoopFunction:
         self._records = ExecutionRecords(controller, mode, self._position)
         self._is_queued = False  # whether taps go into queues, which users read at any time
 
-    def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
+    def __call__(
+        self, state: KerasParts, iterator: Iterator[ArrayTree]
+    ) -> tuple[ArrayTree, KerasParts]:
         """Runs one execution.
 
         Args:
-            state: values of the model's variables; consumed.
+            state: values of the model's variables, as Keras passes them; consumed.
             iterator: an `Execution`, or any iterator of batches, such as `train_on_batch` makes.
 
         Raises:
@@ -135,14 +140,15 @@ class LoopFunction:
         slices = self._remembered(slices)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
-        self._records.begin(runner, longest, state)
+        values = from_keras(state, self.mode)
+        self._records.begin(runner, longest, values)
         try:
-            state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
+            values, calls = runner.run(values, ExecutionSteps(slices, longest, chunk))
         except BaseException as error:
             self._records.end(runner, longest, None)
             self._explain(error, runner, longest)
             raise
-        self._records.end(runner, longest, (state, calls))
+        self._records.end(runner, longest, (values, calls))
         self.last.spans.clear()
         self.halted = runner.halted
         self._end_deliveries()
@@ -154,7 +160,7 @@ class LoopFunction:
         calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
         self.calls = calls if step_logs else []
         self.logs = self._combine(calls, step_logs)
-        return self.logs, state
+        return self.logs, to_keras(values, self.mode)
 
     def _explain(self, error: BaseException, runner: Runner, steps: int) -> None:
         """Saves the state of an execution that has failed, and raises the error that explains it.
@@ -340,7 +346,7 @@ class LoopFunction:
     def _rescue(self, state: State | None) -> None:
         """Puts the newest values back into the model's variables."""
         if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
-            restore_state(self._controller.model, state)
+            restore_state(self._controller.model, to_keras(state, self.mode))
 
     def _slices_of(self, iterator: Iterator[ArrayTree]) -> list[BlockSlice]:
         controller, setup = self._controller, self._controller.setup
