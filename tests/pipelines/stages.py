@@ -6,10 +6,10 @@ import numpy as np
 from keras import layers
 
 from millrace.programs.plan import Mode
-from millrace.programs.steps.state import as_state
+from millrace.programs.steps import state
 from millrace.run.pipelines.assignment.layer_calls import find_calls, leaves
 from millrace.run.pipelines.programs.equation_stages import Marks
-from millrace.run.pipelines.programs.split_step import ROLES, split_step
+from millrace.run.pipelines.programs.split_step import split_step
 
 ROWS = 4
 
@@ -35,13 +35,7 @@ def batch():
 
 
 def state_of(model, mode=Mode.TRAIN):
-    values = {
-        "trainable": model.trainable_variables,
-        "non_trainable": model.non_trainable_variables,
-        "optimizer": model.optimizer.variables,
-        "metric": model.metrics_variables,
-    }
-    return as_state([variable.value for variable in values[role]] for role in ROLES[mode])
+    return state.state_of(model, mode, lambda variable: variable.value)
 
 
 def specs(tree):

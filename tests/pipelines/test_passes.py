@@ -14,13 +14,12 @@ pytestmark = pytest.mark.quick
 
 def values_of(split, model):
     """Runs the stages forward one after the other; returns each one's inputs and outputs."""
-    trainable, non_trainable, optimizer, metric = map(list, small.state_of(model))
-    state = {"non_trainable": non_trainable, "optimizer": optimizer, "metric": metric}
+    state = small.state_of(model)
     leaves = jax.tree.leaves(small.batch())
     sent, runs = {}, []
     for stage in split.stages:
-        inputs = [trainable[k] for k in stage.trainable]
-        inputs += [state[slot.role][slot.index] for slot in stage.state]
+        inputs = [state.trainable[k] for k in stage.trainable]
+        inputs += [getattr(state, slot.role)[slot.index] for slot in stage.state]
         inputs += [leaves[k] for k in stage.batch] + [sent[n] for n in stage.carried]
         passes = make_passes(stage, split)
         outputs = as_function(passes.forward)(*inputs)
@@ -68,16 +67,16 @@ def gradients(model, stages, halves):
 
 
 def plain_gradients(model):
-    trainable, non_trainable, optimizer, metric = map(list, small.state_of(model))
+    state = small.state_of(model)
     x, y, _ = small.batch()
 
     def loss(trainable):
         return model.compute_loss_and_updates(
-            trainable, non_trainable, metric, x, y, None, training=True,
-            optimizer_variables=optimizer,
+            trainable, state.non_trainable, state.metric, x, y, None, training=True,
+            optimizer_variables=state.optimizer,
         )[0]  # fmt: skip
 
-    return jax.grad(loss)(trainable)
+    return jax.grad(loss)(list(state.trainable))
 
 
 def assert_same(found, wanted):

@@ -17,9 +17,11 @@ def test_statistics_are_computed_where_their_gradient_is(norms, stops):
     """What crosses over between stages are numbers, also where one decides for all."""
     model = stages.compiled(stages.mlp(width=80), optimizer=Adam(global_clipnorm=1.0))
     split = stages.cut(model, [0, 0, 1, 1, 2])
-    trainable, _, optimizer, _ = stages.specs(stages.state_of(model))
+    state = stages.specs(stages.state_of(model))
     taps = TapRequest(gradients=("*",), norms=norms, stops=stops)
-    update = split_stage_update(model, split, trainable, optimizer, Accumulation(), taps)
+    update = split_stage_update(
+        model, split, state.trainable, state.optimizer, Accumulation(), taps
+    )
     made = contributions(split)
     for stage, part in update.final.items():
         taken = {made[slot.index][0] for slot in part.inputs if slot.role == "gradient"}

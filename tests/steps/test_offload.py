@@ -16,7 +16,7 @@ from millrace.api.strategy.attach import detach
 from millrace.base.options import NO_OFFLOAD, Accumulation, Offload, Replication
 from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
 from millrace.programs.steps import offload
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import state_of
 from millrace.run.compiled_loop.programs import ProgramBuilder
 from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.run.schedules.one_f_one_b import one_f_one_b
@@ -305,15 +305,7 @@ def test_averages_that_become_weights_in_a_callback():
 
 
 def specs(model):
-    def of(variables):
-        return Values(jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in variables)
-
-    return (
-        of(model.trainable_variables),
-        of(model.non_trainable_variables),
-        of(model.optimizer.variables),
-        of(model.metrics_variables),
-    )
+    return state_of(model, Mode.TRAIN, lambda v: jax.ShapeDtypeStruct(tuple(v.shape), v.dtype))
 
 
 def lowered_for_gpu(plan, program):
@@ -343,8 +335,7 @@ def test_a_gpu_is_told_to_move_within_the_loop(steps):
         replication=Replication(),
         offload=Offload(optimizer_state=True),
     )
-    state: State = specs(model)
-    program = ProgramBuilder(model, plan, state).run(LoopForm(None))
+    program = ProgramBuilder(model, plan, specs(model)).run(LoopForm(None))
     text = lowered_for_gpu(plan, program)
     placed = [line for line in text.splitlines() if "annotate_device_placement" in line]
     resting = sum(v.value.nbytes >= 128 for v in model.optimizer.variables)

@@ -101,8 +101,9 @@ def compute_forward(
     """
     private: Any = model
     if loop == "predict":
+        trainable, _ = state
         outputs, non_trainable = private.predict_step(state, batch)
-        return None, (state[0], non_trainable), outputs
+        return None, (trainable, non_trainable), outputs
     training = loop == "train"
     (loss, _), new, logs = _run_forward(
         model, private.compute_loss_and_updates, state, batch, training

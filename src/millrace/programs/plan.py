@@ -26,14 +26,6 @@ class Mode(enum.Enum):
     PREDICT = "predict"
 
 
-# The groups of a model's variables that a loop of Keras passes to its function, in order.
-ROLES = {
-    Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
-    Mode.TEST: ("trainable", "non_trainable", "metric"),
-    Mode.PREDICT: ("trainable", "non_trainable"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
     """Structure, shapes and dtypes of one batch, as Keras's data adapter yields it."""

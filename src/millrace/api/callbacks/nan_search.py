@@ -7,7 +7,6 @@ update           the gradients that would be applied
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,8 @@ from millrace.base.options import Accumulation, Options, TapRequest
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.programs.feeds.merged_batches import merge_batches
-from millrace.programs.plan import ROLES, Mode
-from millrace.programs.steps.state import State, Values
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import state_of, to_keras
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.pipelined_model import StageAssignment
@@ -85,23 +84,11 @@ def _run(
     controller.watch(collector, _EVERYTHING)
     function = LoopFunction(controller, Mode.TRAIN)
     with explained(controller):
-        function(_copied_state(model), iter(batches))
+        # Copies: the program that takes values reuses their memory. By way of the host: those of a
+        # pipeline are on several devices.
+        state = state_of(model, Mode.TRAIN, lambda variable: jnp.array(np.array(variable)))
+        function(to_keras(state, Mode.TRAIN), iter(batches))
     return collector.blocks
-
-
-def _copied_state(model: Any) -> State:
-    """Returns copies of a model's values: the program that takes them reuses their memory."""
-    variables = {
-        "trainable": model.trainable_variables,
-        "non_trainable": model.non_trainable_variables,
-        "optimizer": model.optimizer.variables,
-        "metric": model.metrics_variables,
-    }
-    # By way of the host: those of a pipeline are on several devices.
-    return tuple(
-        Values(jnp.array(np.array(variable)) for variable in variables[role])
-        for role in ROLES[Mode.TRAIN]
-    )
 
 
 def _in_order(

@@ -34,7 +34,8 @@ from millrace.compilation.explain.attributes import attributes_of
 from millrace.compilation.explain.functions import write_class, write_function
 from millrace.compilation.explain.value_text import class_name, text_of
 from millrace.compilation.explain.walk import Description, Walk
-from millrace.programs.plan import ROLES, Mode
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import state_of
 
 _COUNTED = re.compile(r"^variable_\d+$")  # Keras's names for variables without one
 
@@ -74,16 +75,10 @@ def describe_state(model: keras.Model, mode: Mode) -> tuple[KeyField, ...]:
     between two builds of one model; `where` has its path.
     """
     names = _variable_names(model)
-    variables = {
-        "trainable": lambda: model.trainable_variables,
-        "non_trainable": lambda: model.non_trainable_variables,
-        "optimizer": lambda: model.optimizer.variables,
-        "metric": lambda: model.metrics_variables,
-    }
     fields = []
-    for role in ROLES[mode]:
+    for role, variables in state_of(model, mode, lambda variable: variable).items():
         word = role.replace("_", "-")
-        for number, variable in enumerate(variables[role](), 1):
+        for number, variable in enumerate(variables, 1):
             name = names.get(id(variable)) or f"{word} variable {number}"
             text = f"{variable.dtype}[{','.join(map(str, variable.shape))}] {word}"
             fields.append(KeyField(Aspect.STATE, name, text, variable.path))

@@ -10,7 +10,7 @@ computed by each replica; `mean` reports their mean.
 taps    [rounds, 1, ...] within a replica,  [rounds, replicas, ...] outside
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -91,13 +91,12 @@ class ReplicaLogs:
         """Returns the result of a call: logs or outputs, of every step or of the last one."""
         plan = self._plan
         if self._at_end:
-            metrics = list(state[-1])
-            parts, merged = metrics[: len(metrics) // 2], metrics[len(metrics) // 2 :]
             if self._reduction is MetricReduction.MEAN:
-                return metric_logs(self._model, merged)
-            logs = jax.vmap(lambda m: metric_logs(self._model, m))(parts)
+                return metric_logs(self._model, state.metric)
+            logs = jax.vmap(lambda m: metric_logs(self._model, m))(state.metric_parts)
             if self._reduction is MetricReduction.NONE:
-                return jax.tree.map(lambda leaf: leaf[self._last_with_data(parts)], logs)
+                last = self._last_with_data(state.metric_parts)
+                return jax.tree.map(lambda leaf: leaf[last], logs)
             return self._reduced(logs, 0)
         if plan.mode is Mode.PREDICT:
             steps = jax.tree.map(lambda leaf: lax.collapse(leaf, 0, 2), records)
@@ -109,7 +108,7 @@ class ReplicaLogs:
             lambda leaf: jnp.repeat(leaf, plan.replicas, axis=0), self._reduced(records, 1)
         )
 
-    def _last_with_data(self, parts: list[jax.Array]) -> jax.Array:
+    def _last_with_data(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Returns the last replica whose metrics have seen a batch, by comparison with a reset."""
         with keras.StatelessScope() as scope:
             self._model.reset_metrics()

@@ -9,19 +9,21 @@ arXiv 1910.02054): weights are gathered when the micro-batches of an update begi
 in parts, and each device updates its own part.
 
 Keras     weights, state, optimizer, metrics
-programs  the same on one device; with replicas each value laid out over them, and metrics
-          as [replicas, ...] followed by their sums, which go back to Keras
+programs  the same on one device; with replicas each value laid out over them, and the metrics of
+          each replica, [replicas, ...], beside their sums, which go back to Keras
 """
 
+import operator
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
 
 from millrace.base.devices import put_on
-from millrace.programs.plan import ROLES, Mode, Plan
+from millrace.programs.plan import Plan
 from millrace.programs.steps.offload import Shaped, Tree, host_layout
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 
 
 def own_part(values: Iterable[jax.Array]) -> list[jax.Array]:
@@ -68,6 +70,8 @@ def layout_of(plan: Plan, role: str, value: Shaped) -> jax.sharding.Sharding:
         role: role of the value in the state.
         value: array or spec.
     """
+    if role == "metric_parts":
+        return plan.group.split(0)
     axis = axis_of(plan, role, tuple(value.shape))
     layout = plan.group.whole if axis is None else plan.group.split(axis)
     return host_layout(plan, role, value, layout) or layout
@@ -75,22 +79,7 @@ def layout_of(plan: Plan, role: str, value: Shaped) -> jax.sharding.Sharding:
 
 def layouts(plan: Plan, state: State) -> State:
     """Returns the layout of each value of a state in the form that programs take."""
-    state_layouts: list[Values] = []
-    for role, values in zip(ROLES[plan.mode], state, strict=True):
-        if role == "metric":
-            half = len(values) // 2
-            state_layouts.append(Values([plan.group.split(0)] * half + [plan.group.whole] * half))
-        else:
-            state_layouts.append(Values(layout_of(plan, role, value) for value in values))
-    return tuple(state_layouts)
-
-
-def of_one_replica(plan: Plan, state: State) -> State:
-    """Returns the specs of the part of a state that one replica's step takes."""
-    return tuple(
-        Values(list(values)[len(values) // 2 :]) if role == "metric" else values
-        for role, values in zip(ROLES[plan.mode], state, strict=True)
-    )
+    return state.map(partial(layout_of, plan))
 
 
 def specs_of(plan: Plan, state: State) -> State:
@@ -109,11 +98,10 @@ def merged_metrics(parts: Sequence[jax.Array]) -> list[jax.Array]:
 
 def specs_of_programs(plan: Plan, specs: State) -> State:
     """Returns the specs of a state of Keras in the form that programs take."""
-    if plan.replicas == 1 or "metric" not in ROLES[plan.mode]:
+    if plan.replicas == 1:
         return specs
-    *others, metrics = specs
-    parts = [jax.ShapeDtypeStruct((plan.replicas, *m.shape), m.dtype) for m in metrics]
-    return (*others, Values((*parts, *metrics)))
+    parts = [jax.ShapeDtypeStruct((plan.replicas, *m.shape), m.dtype) for m in specs.metric]
+    return specs.replace(metric_parts=parts)
 
 
 class Placement:
@@ -123,14 +111,12 @@ class Placement:
         self._plan = plan
         self._outer: State | None = None  # the state that Keras received last
         self._inner: State | None = None  # the same in the form that programs take
-        self._sums: tuple[jax.Array, ...] = ()  # metrics that Keras received last
-        self._parts: tuple[jax.Array, ...] = ()  # the same of each replica, `[replicas, ...]`
-        self._resumed: Sequence[np.ndarray] = ()  # likewise, of a checkpoint
+        self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
 
     @property
     def parts(self) -> tuple[jax.Array, ...]:
         """The metrics of each replica, `[replicas, ...]`, as they were; none without replicas."""
-        return self._parts
+        return () if self._inner is None else self._inner.metric_parts
 
     def resume(self, parts: Sequence[np.ndarray]) -> None:
         """Lets the next state that comes from elsewhere continue with these metrics."""
@@ -138,68 +124,45 @@ class Placement:
 
     def enter(self, state: State) -> State:
         """Returns a state of Keras in the form that programs take."""
-        plan = self._plan
-        if plan.replicas == 1:
-            current = [value.sharding for value in jax.tree.leaves(state)]
-            layouts = self._layouts_of(state)
-            if all(map(_is_placed, current, jax.tree.leaves(layouts))):
-                return state
-            return jax.tree.map(put_on, state, layouts)
         if state is self._outer and self._inner is not None:
             return self._inner
-        inner = []
-        for role, values in zip(ROLES[plan.mode], state, strict=True):
-            if role == "metric":
-                inner.append(self._metrics(values))
-            else:
-                inner.append(Values(put_on(v, layout_of(plan, role, v)) for v in values))
-        return tuple(inner)
+        wanted = layouts(self._plan, state)
+        if self._plan.replicas > 1:
+            parts = self._metric_parts(state.metric)
+            return jax.tree.map(put_on, state, wanted).replace(metric_parts=parts)
+        if all(map(_is_placed, jax.tree.leaves(state), jax.tree.leaves(wanted))):
+            return state
+        return jax.tree.map(put_on, state, wanted)
 
     def leave(self, inner: State) -> State:
         """Returns a state of programs in the form that Keras keeps."""
         if self._plan.replicas == 1:
             return inner
-        outer = inner
-        if self._plan.mode is not Mode.PREDICT:
-            half = len(inner[-1]) // 2
-            metrics = tuple(inner[-1])
-            self._parts, self._sums = metrics[:half], metrics[half:]
-            outer = (*inner[:-1], Values(self._sums))
-        self._outer, self._inner = outer, inner
-        return outer
+        self._outer, self._inner = inner._replace(metric_parts=()), inner
+        return self._outer
 
     def release(self) -> None:
         """Releases the state of a loop that has ended."""
         self._outer = self._inner = None
-        self._sums = self._parts = ()
 
-    def _layouts_of(self, state: State) -> State:
-        """Returns the layouts of the values of a model without replicas."""
-        plan = self._plan
-        return tuple(
-            Values(layout_of(plan, role, value) for value in values)
-            for role, values in zip(ROLES[plan.mode], state, strict=True)
-        )
-
-    def _metrics(self, values: Values) -> Values:
+    def _metric_parts(self, values: tuple[jax.Array, ...]) -> Iterable[jax.Array]:
         """Divides metrics among replicas: the first gets them, the others begin at zero."""
         group = self._plan.group
-        if len(values) == len(self._sums) and all(
-            value is last for value, last in zip(values, self._sums, strict=True)
-        ):
-            return Values((*self._parts, *self._sums))
+        last = () if self._outer is None else self._outer.metric
+        if len(values) == len(last) and all(map(operator.is_, values, last)):
+            return self.parts
         resumed, self._resumed = self._resumed, ()
         if [part.shape for part in resumed] == [(group.replicas, *v.shape) for v in values]:
-            spreads = [put_on(part, group.split(0)) for part in resumed]
-            return Values((*spreads, *(put_on(value, group.whole) for value in values)))
+            return [put_on(part, group.split(0)) for part in resumed]
         parts = []
         for value in values:
             spread = np.zeros((group.replicas, *value.shape), value.dtype)
             spread[0] = np.asarray(value)
             parts.append(put_on(spread, group.split(0)))
-        return Values((*parts, *(put_on(value, group.whole) for value in values)))
+        return parts
 
 
-def _is_placed(current: jax.sharding.Sharding, layout: jax.sharding.Sharding) -> bool:
+def _is_placed(value: jax.Array, layout: jax.sharding.Sharding) -> bool:
     """Whether a value is on the one device of a layout, in the same memory."""
+    current = value.sharding
     return current.device_set == layout.device_set and current.memory_kind == layout.memory_kind

@@ -21,16 +21,15 @@ import keras
 from jax import lax
 
 from millrace._compat.jax_memory import is_on_host
-from millrace.base.pytrees import ArrayTree
+from millrace.base.pytrees import ArrayTree, LayoutTree, SpecTree
 from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.replicas.logs import ReplicaLogs, ReplicaRecords
-from millrace.programs.replicas.placement import layouts, of_one_replica, specs_of, split_spec
+from millrace.programs.replicas.placement import layouts, specs_of, split_spec
 from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.replicas.rounds import Rounds, StepRange
 from millrace.programs.replicas.state_rules import TracedStep
-from millrace.programs.steps.accumulate import Gradients, make_accumulator, scale_of
+from millrace.programs.steps.accumulate import make_accumulator, scale_of
 from millrace.programs.steps.loop import (
-    After,
     Computed,
     LoopCarry,
     PendingUpdate,
@@ -41,7 +40,7 @@ from millrace.programs.steps.loop import (
 from millrace.programs.steps.offload import fetched, fetched_after, offloaded
 from millrace.programs.steps.program import FACTOR, INDEX, Program, batch_specs
 from millrace.programs.steps.repetition import Index, repeat
-from millrace.programs.steps.state import State, StateLayouts, StateSpecs, Values
+from millrace.programs.steps.state import State
 from millrace.programs.steps.step import apply_gradients
 from millrace.programs.steps.tapped_step import make_tapped_update
 from millrace.programs.taps.entries import Taps, empty_taps, max_tapped_steps
@@ -57,8 +56,7 @@ class ReplicaProgramBuilder:
         Args:
             model: a compiled Keras model.
             plan: describes the programs.
-            state: specs of the state, as trees of `jax.ShapeDtypeStruct`. Metrics occur twice:
-                `[replicas, ...]`, and their sum.
+            state: specs of the state in the form that programs take.
         """
         self._model, self._plan = model, plan
         self._trains = plan.mode is Mode.TRAIN
@@ -69,7 +67,7 @@ class ReplicaProgramBuilder:
             batch_specs(plan, (rounds, plan.replicas)),
         )
         begin = time.perf_counter()
-        step = TracedStep(model, plan, of_one_replica(plan, state))
+        step = TracedStep(model, plan, state._replace(metric_parts=()))
         self.trace_seconds = time.perf_counter() - begin
         self.form = choose_loop_form(plan.mode, plan.group.platform, step.primitives)
         variables = model.trainable_variables if self._trains else []
@@ -120,7 +118,7 @@ class ReplicaProgramBuilder:
                 self._records.first(),
                 StepRange(batches, start, count, coefficient),
             )
-            new = self._rounds.with_metric_sums((state[0], *new[1:]))
+            new = self._rounds.with_metric_sums(new._replace(trainable=state.trainable))
             result, tapped = self._records.result(new, records)
             return new, offloaded(accumulated, host_layouts), result, Taps(tapped)
 
@@ -148,7 +146,7 @@ class ReplicaProgramBuilder:
             accumulated, state = fetched((accumulated, state), (host_layouts, self._layouts))
             gradients, state = self._rounds.close(state, accumulated, steps)
             gradients = self._accumulator.finish(gradients, scale)
-            new, tapped, halted = self._apply(state, gradients, self._empty_taps().halted)
+            new, tapped, halted = self._update(state, gradients, self._empty_taps().halted)
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
             new = self._laid_out(unless(halted, new, state))
             return new, Taps(updates=entry, halted=halted)
@@ -158,7 +156,7 @@ class ReplicaProgramBuilder:
         return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
-        values, plan = list(self._state[1]), self._plan
+        values, plan = self._state.non_trainable, self._plan
         held = [split_spec(plan, values[index]) for index in self._rounds.differing]
         return [*self._reduction.sums, *held]
 
@@ -178,27 +176,24 @@ class ReplicaProgramBuilder:
                     inner, carry.state, carry.records, steps, number
                 )
                 gradients = self._accumulator.finish(sums, scale)
-                pending = PendingUpdate(gradients, After(after[1], after[3]))
-                return pending, records, carry.taps
+                return PendingUpdate(gradients, after.changing()), records, carry.taps
 
             def compute(number: Index, carry: LoopCarry) -> Computed:
                 return from_weights(number, carry._replace(state=self._with_weights(carry.state)))
 
             def apply(state: State, pending: PendingUpdate) -> State:
-                gradients, (non_trainable, metrics) = pending
-                state = fetched_after(state, self._layouts, gradients)
-                before = (state[0], non_trainable, state[2], Values(()))
-                new = apply_gradients(self._model, before, gradients)
-                return self._laid_out((*new[:3], metrics))
+                gradients, after = pending
+                state = fetched_after(state, self._layouts, gradients).with_changing(after)
+                return self._laid_out(apply_gradients(self._model, state, gradients))
 
             def body(number: Index, carry: LoopCarry) -> LoopCarry:
                 before = self._with_weights(carry.state)
                 pending, records, taps = from_weights(number, carry._replace(state=before))
-                gradients, (non_trainable, metrics) = pending
-                slots = fetched_after(before[2], self._layouts[2], gradients)
-                before = (*before[:2], slots, before[3])
-                state = (before[0], non_trainable, before[2], metrics)
-                new, tapped, halted = self._apply(state, gradients, taps.halted)
+                gradients, after = pending
+                slots = fetched_after(before.optimizer, self._layouts.optimizer, gradients)
+                before = before._replace(optimizer=slots)
+                state = before.with_changing(after)
+                new, tapped, halted = self._update(state, gradients, taps.halted)
                 taps = taps.with_update(number, tapped)._replace(halted=halted)
                 return LoopCarry(self._laid_out(unless(halted, new, before)), records, taps)
 
@@ -228,16 +223,9 @@ class ReplicaProgramBuilder:
 
         return run
 
-    def _apply(
-        self, state: State, gradients: Gradients, halted: jax.Array | None
-    ) -> tuple[State, Tapped, jax.Array | None]:
-        without_metrics = (*state[:3], Values(()))
-        new, tapped, halted = self._update(without_metrics, gradients, halted)
-        return (*new[:3], state[3]), tapped, halted
-
     def _with_weights(self, state: State) -> State:
         """Returns a state with its weights in device memory."""
-        return (fetched(state[0], self._layouts[0]), *state[1:])
+        return state._replace(trainable=fetched(state.trainable, self._layouts.trainable))
 
     def _laid_out(self, state: State) -> State:
         """Pins the layouts of values that a loop carries, which XLA would otherwise choose."""
@@ -256,17 +244,16 @@ class ReplicaProgramBuilder:
 
     def _specs_of_update_taps(self) -> Tapped:
         specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self._state)
-        state = (*specs[:3], Values(()))
         zeros = jax.eval_shape(self._accumulator.zeros)
-        return jax.eval_shape(self._update, state, zeros, None)[1]
+        return jax.eval_shape(self._update, specs, zeros, None)[1]
 
     def _program(
         self,
         name: str,
         function: Callable[..., Any],
-        arguments: tuple[StateSpecs, ...],
+        arguments: tuple[SpecTree, ...],
         donated: tuple[int, ...],
-        results: "StateLayouts | tuple[StateLayouts | Taps, ...]",
+        results: "LayoutTree | tuple[LayoutTree | Taps, ...]",
         unrolled: int | None = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"

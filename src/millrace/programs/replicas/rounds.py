@@ -29,7 +29,7 @@ from millrace.programs.steps.accumulate import Factor, Gradients, coefficient_of
 from millrace.programs.steps.loop import batch_at
 from millrace.programs.steps.offload import fetched, fetched_after, offloaded
 from millrace.programs.steps.repetition import Index, repeat
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 
 ROUNDS = PartitionSpec(None, REPLICA)  # of a block, `[rounds, replicas, ...]`
 
@@ -128,7 +128,7 @@ class Rounds:
 
         Gradients, followed by the values that differ between replicas until the update closes.
         """
-        values = list(state[1])
+        values = state.non_trainable
         shape = (self._plan.replicas,)
         held = [jnp.broadcast_to(values[k], (*shape, *values[k].shape)) for k in self.differing]
         return [*self._reduction.zeros(), *held]
@@ -216,8 +216,8 @@ class Rounds:
             check_vma=False,
         )(list(accumulated), steps)
         changed = dict(zip(self.differing, agreed, strict=True))
-        values = [changed.get(k, value) for k, value in enumerate(state[1])]
-        return gradients, (state[0], Values(values), *state[2:])
+        values = [changed.get(k, value) for k, value in enumerate(state.non_trainable)]
+        return gradients, state.replace(non_trainable=values)
 
     def _loop(
         self,
@@ -299,26 +299,22 @@ class Rounds:
 
     def _inputs(self, state: State, records: Records) -> RoundInputs:
         """Returns the arguments of a function under the mesh, as whole values."""
-        trainable, non_trainable, *optimizer = map(list, state)
-        metrics = optimizer.pop() if len(optimizer) else []
-        read = [optimizer[0][index] for index in self._step.optimizer] if optimizer else []
-        return RoundInputs(trainable, read, non_trainable, metrics[: len(metrics) // 2], records)
+        read = [state.optimizer[index] for index in self._step.optimizer]
+        non_trainable, metrics = list(state.non_trainable), list(state.metric_parts)
+        return RoundInputs(list(state.trainable), read, non_trainable, metrics, records)
 
     def _with_outputs(self, state: State, outputs: RoundOutputs) -> tuple[State, Records]:
-        """Returns a state with the values that rounds changed, and the records."""
-        new = [state[0], Values(outputs.non_trainable), *state[2:]]
-        if len(state) > 2:
-            # Their sums follow when the call ends: `with_metric_sums`.
-            metrics = outputs.metrics
-            new[-1] = Values([*metrics, *list(state[-1])[len(metrics) :]])
-        return tuple(new), outputs.records
+        """Returns a state with the values that rounds changed, and the records.
+
+        The sums of the metrics follow when the call ends: `with_metric_sums`.
+        """
+        new = state.replace(non_trainable=outputs.non_trainable, metric_parts=outputs.metrics)
+        return new, outputs.records
 
     def with_metric_sums(self, state: State) -> State:
-        """Returns a state whose metrics include their sums over replicas."""
-        if len(state) == 2:
+        """Returns a state with the sums of its metrics over replicas."""
+        if not state.metric_parts:
             return state
-        metrics = list(state[-1])
-        parts = metrics[: len(metrics) // 2]
 
         def under_mesh(parts: list[jax.Array]) -> list[jax.Array]:
             return add_up(own_part(parts), self._plan)
@@ -329,8 +325,8 @@ class Rounds:
             in_specs=(PARTS,),
             out_specs=WHOLE,
             check_vma=False,
-        )(parts)
-        return (*state[:-1], Values([*parts, *sums]))
+        )(list(state.metric_parts))
+        return state.replace(metric=sums)
 
     def _under_mesh(
         self,

@@ -36,7 +36,7 @@ from millrace._compat.jaxpr import (
 )
 from millrace.base.devices import REPLICA
 from millrace.base.pytrees import ArrayTree
-from millrace.programs.plan import ROLES, Mode, Plan
+from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.program import batch_specs
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import make_gradient_step, make_step
@@ -218,14 +218,12 @@ class TracedStep:
         """
         trains = plan.mode is Mode.TRAIN
         make = make_tapped_step(model, plan) if plan.tapped else _untapped(model, plan)
-        roles = ROLES[plan.mode]
         self._synchronizes = trains and plan.accumulation.synchronized_statistics
 
         def step(state: State, batch: ArrayTree, active: jax.Array | None) -> StepOutput:
             with nullcontext() if active is None else moments_over(REPLICA, active):
                 (*gradients, new, result), tapped = make(state, batch)
-            new_state = dict(zip(roles, map(list, new), strict=True))
-            changed = new_state["non_trainable"], new_state.get("metric", [])
+            changed = list(new.non_trainable), list(new.metric)
             return StepOutput(list(gradients[0]) if trains else [], *changed, result, tapped)
 
         with collection_open(keeps=False) as tapped:
@@ -236,8 +234,7 @@ class TracedStep:
         self.taps_values = bool(tapped)
         self.result, self.tapped = specs.result, specs.tapped
         self._tree = jax.tree.structure(specs)
-        inputs = dict(zip(roles, map(len, state), strict=True))
-        names = [(role, index) for role, size in inputs.items() for index in range(size)]
+        names = [(role, index) for role, part in state.items() for index in range(len(part))]
         slots = dict(zip(names, graph.invars, strict=False))
         read = {v for equation in graph.equations for v in variables(equation.invars)}
         read.update(variables(graph.outvars))
@@ -254,7 +251,7 @@ class TracedStep:
         first = len(specs.gradients)
         self.rules: list[Rule] = [
             find_rule(graph, slots["non_trainable", i], graph.outvars[first + i])
-            for i in range(inputs["non_trainable"])
+            for i in range(len(state.non_trainable))
         ]
         self.primitives = primitive_counts(graph.equations)
 

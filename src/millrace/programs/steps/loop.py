@@ -27,7 +27,7 @@ from millrace.programs.steps.accumulate import (
     scale_of,
 )
 from millrace.programs.steps.repetition import Index, repeat
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 from millrace.programs.steps.tapped_step import tap_update
 from millrace.programs.taps.entries import Taps
 from millrace.programs.taps.taps import Tapped, collecting
@@ -45,22 +45,11 @@ def batch_at(batches: ArrayTree, index: Index) -> ArrayTree:
     return jax.tree.map(at, batches)
 
 
-class After(NamedTuple):
-    """The values of the state that micro-batches change, after those of one update."""
-
-    non_trainable: Values
-    metrics: Values
-
-    def put_into(self, state: State) -> State:
-        """Returns a state with these values."""
-        return (state[0], self.non_trainable, state[2], self.metrics)
-
-
 class PendingUpdate(NamedTuple):
     """An update that has been computed and not applied."""
 
     gradients: Gradients
-    after: After
+    after: State  # the values that its micro-batches have changed
 
 
 class LoopCarry(NamedTuple):
@@ -90,7 +79,7 @@ TappedAccumulatingStep: TypeAlias = Callable[
 
 class _MicroBatchCarry(NamedTuple):
     # Weights and optimizer state stay the same within an update, so no loop carries them.
-    after: After
+    after: State
     accumulated: Gradients | None
     records: ArrayTree
     taps: Taps
@@ -131,21 +120,18 @@ class UpdateLoop:
             form: of the loop over micro-batches; unrolled code has as many as the update.
         """
         steps = self._accumulation.steps
-        trainable, non_trainable, optimizer, metrics = before.state
 
         def body(number: Index, carry: _MicroBatchCarry) -> _MicroBatchCarry:
-            (non_trainable, metrics), accumulated, records, taps = carry
-            state = (trainable, non_trainable, optimizer, metrics)
+            after, accumulated, records, taps = carry
+            state = before.state.with_changing(after)
             batch = batch_at(batches.batches, batches.start + index + number)
             accumulated, new, logs, tapped = self._added(state, batch, accumulated, number)
-            _, non_trainable, _, metrics = new
             records = self._record(records, index + number, logs)
             taps = taps.with_step(index + number, tapped)
-            return _MicroBatchCarry(After(non_trainable, metrics), accumulated, records, taps)
+            return _MicroBatchCarry(new.changing(), accumulated, records, taps)
 
-        carry = _MicroBatchCarry(
-            After(non_trainable, metrics), self._zeros(), before.records, before.taps
-        )
+        after = before.state.changing()
+        carry = _MicroBatchCarry(after, self._zeros(), before.records, before.taps)
         if steps == 1:
             carry = body(0, carry)
         else:

@@ -38,7 +38,7 @@ from millrace.programs.plan import Division, LoopForm, Plan, choose_loop_form
 from millrace.programs.recomputation.step import accumulating_value_and_grad, has_choice
 from millrace.programs.steps.accumulate import Gradients, make_accumulator
 from millrace.programs.steps.repetition import Index, repeat
-from millrace.programs.steps.state import State, as_lists, as_state, with_dtypes_of
+from millrace.programs.steps.state import State, as_lists, with_dtypes_of
 from millrace.programs.taps.taps import collecting, is_open
 
 # Differentiates a function of `(loss, auxiliary)`.
@@ -117,8 +117,8 @@ def compute_in_parts(
         )
 
     carry = _PartsCarry(
-        changes.carried(list(state[1])),
-        list(state[3]),
+        changes.carried(state.non_trainable),
+        list(state.metric),
         jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), part.specs.logs),
         accumulator.zeros(),
         jnp.zeros((), part.specs.loss.dtype),
@@ -163,8 +163,7 @@ class _Part:
         batch: ArrayTree,
         totals: Sequence[jax.Array],
     ) -> None:
-        self._trainable, _, self._optimizer, _ = as_lists(state)
-        self._totals = totals
+        self._state, self._totals = state, totals
         share = rows / plan.batch.rows
         factor = share if _shares_first(model) else None
 
@@ -180,12 +179,13 @@ class _Part:
             gradients, non_trainable, metrics, logs = compute_gradient_step(
                 model, as_lists(state), part, of_part
             )
-            new = with_dtypes_of(
-                as_state((state[0], non_trainable, state[2], metrics)), state, model
-            )
+            new = state.replace(non_trainable=non_trainable, metric=metrics)
+            new = with_dtypes_of(new, state, model)
             logs = jax.tree.map(jnp.asarray, logs)
             sums = gradients if adding else add(gradients, sums)
-            return BatchResult(list(sums), list(new[1]), list(new[3]), logs, losses[0])
+            return BatchResult(
+                list(sums), list(new.non_trainable), list(new.metric), logs, losses[0]
+            )
 
         arguments = (state, _rows_of(batch, rows), totals, sums)
         refusing = _without_taps(compute) if is_open() else compute
@@ -203,25 +203,25 @@ class _Part:
         sums: Gradients,
     ) -> BatchResult:
         """Runs forward and backward of a part, and adds its gradients to `sums`."""
-        state = (self._trainable, non_trainable, self._optimizer, metrics)
+        state = self._state.replace(non_trainable=non_trainable, metric=metrics)
         arguments = (state, part, self._totals, sums)
         return jax.tree.unflatten(self._tree, self._run(*jax.tree.leaves(arguments)))
 
     def changes(self, state: State, count: int) -> "_Changes":
         """Returns how parts change the non-trainable values."""
-        inputs = self._graph.invars[len(self._trainable) :]
+        inputs = self._graph.invars[len(state.trainable) :]
         results = self._graph.outvars[len(self.specs.gradients) :]
         own: dict[int, jax.Array] = {}
         changed: list[int] = []
         for number, (value, before, after) in enumerate(
-            zip(state[1], inputs, results, strict=False)
+            zip(state.non_trainable, inputs, results, strict=False)
         ):
             graph = used(self._graph, [after])
             if after is not before and graph.invars == (before,):
                 own[number] = _advanced(as_function(graph), value, count)
             elif after is not before:
                 changed.append(number)
-        return _Changes(list(state[1]), own, changed)
+        return _Changes(list(state.non_trainable), own, changed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from jax import lax
 from jax.sharding import Sharding
 
 from millrace._compat.jax_memory import is_on_host, on_device, on_host
-from millrace.base.pytrees import ArrayTree
-from millrace.programs.plan import ROLES, Plan
+from millrace.base.pytrees import ArrayTree, LayoutTree
+from millrace.programs.plan import Plan
 from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients
 from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State, StateLayouts, Values
+from millrace.programs.steps.state import State
 
 Tree = TypeVar("Tree")
 
@@ -88,14 +88,10 @@ def host_layouts(
 
 def host_layouts_of_state(plan: Plan, state: State) -> State:
     """Returns `host_layout` of each value of a state."""
-    whole = plan.group.whole
-    return tuple(
-        Values(host_layout(plan, role, value, whole) for value in values)
-        for role, values in zip(ROLES[plan.mode], state, strict=True)
-    )
+    return state.map(lambda role, value: host_layout(plan, role, value, plan.group.whole))
 
 
-def with_host_layouts(specs: Tree, layouts: StateLayouts) -> Tree:
+def with_host_layouts(specs: Tree, layouts: LayoutTree) -> Tree:
     """Returns specs, those of offloaded values with their layouts in host memory."""
 
     def lay(spec: jax.ShapeDtypeStruct, layout: Sharding) -> jax.ShapeDtypeStruct:
@@ -104,7 +100,7 @@ def with_host_layouts(specs: Tree, layouts: StateLayouts) -> Tree:
     return _each(specs, layouts, lay)
 
 
-def fetched(values: Tree, layouts: StateLayouts) -> Tree:
+def fetched(values: Tree, layouts: LayoutTree) -> Tree:
     """Moves offloaded values to the device. Runs within a program.
 
     Args:
@@ -114,7 +110,7 @@ def fetched(values: Tree, layouts: StateLayouts) -> Tree:
     return _each(values, layouts, lambda value, layout: jax.device_put(value, on_device(layout)))
 
 
-def fetched_after(values: Tree, layouts: StateLayouts, others: ArrayTree) -> Tree:
+def fetched_after(values: Tree, layouts: LayoutTree, others: ArrayTree) -> Tree:
     """Moves offloaded values to the device, once `others` have been computed.
 
     Only the moves wait. Computation that uses `others` is fused as it is without offload: behind a
@@ -130,7 +126,7 @@ def fetched_after(values: Tree, layouts: StateLayouts, others: ArrayTree) -> Tre
     return fetched(jax.tree.unflatten(tree, leaves), layouts)
 
 
-def offloaded(values: Tree, layouts: StateLayouts) -> Tree:
+def offloaded(values: Tree, layouts: LayoutTree) -> Tree:
     """Moves values to host memory where their layouts say so; the counterpart of `fetched`."""
     return _each(values, layouts, jax.device_put)
 
@@ -176,7 +172,7 @@ def with_moves(program: Program) -> Program:
     return replace(program, function=run)
 
 
-def _each(values: Tree, layouts: StateLayouts, move: Callable[..., object]) -> Tree:
+def _each(values: Tree, layouts: LayoutTree, move: Callable[..., object]) -> Tree:
     """Applies `move` to the values whose layouts are in host memory, and these layouts."""
     leaves, tree = jax.tree.flatten(values)
     moved = [
@@ -186,7 +182,7 @@ def _each(values: Tree, layouts: StateLayouts, move: Callable[..., object]) -> T
     return jax.tree.unflatten(tree, moved)
 
 
-def _spread(layouts: StateLayouts, values: object) -> list[Any]:
+def _spread(layouts: LayoutTree, values: object) -> list[Any]:
     """Returns the layout of each leaf of a tree."""
     whole = jax.tree.broadcast(layouts, values, is_leaf=_is_none)
     return jax.tree.leaves(whole, is_leaf=_is_none)

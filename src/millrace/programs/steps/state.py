@@ -1,16 +1,19 @@
-"""The values of a model's variables, as Keras's loop passes them to a compiled function.
+"""The values of a model's variables, by role.
 
-    train    (trainable, non-trainable, optimizer, metrics)
-    test     (trainable, non-trainable, metrics)
-    predict  (trainable, non-trainable)
+    millrace           State, where a part that a loop has no use for is empty
 
-Each is a list in the order of the model's variables. Keras makes the tuple and assigns its values
-to the variables after the loop.
+    Keras, train       (trainable, non-trainable, optimizer, metrics)
+    Keras, test        (trainable, non-trainable, metrics)
+    Keras, predict     (trainable, non-trainable)
+
+The values of each role are in the order of the model's variables. Keras makes its tuple, hands on
+the one that its function returns, and assigns the values to the variables after the loop. Only the
+function that Keras calls, and the calls of Keras's steps, convert: `from_keras` and `to_keras`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +21,66 @@ import keras
 from jax.typing import ArrayLike
 
 from millrace._compat.keras_layers import layer_of
-from millrace.base.pytrees import LayoutTree, SpecTree
 from millrace.errors import ModelError
-from millrace.programs.plan import ROLES
+from millrace.programs.plan import Mode
 from millrace.programs.steps.ended_values import check_variable
 
+ROLES = {  # of the parts of Keras's tuples
+    Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
+    Mode.TEST: ("trainable", "non_trainable", "metric"),
+    Mode.PREDICT: ("trainable", "non_trainable"),
+}
 
-@jax.tree_util.register_pytree_node_class
+
+class State(NamedTuple):
+    """The values of a model's variables: arrays, or a spec or a layout in place of each.
+
+    JAX flattens named tuples of tuples itself. It would call Python for a class of ours, at both
+    ends of every execution.
+    """
+
+    trainable: tuple[Any, ...] = ()
+    non_trainable: tuple[Any, ...] = ()
+    optimizer: tuple[Any, ...] = ()
+    # In programs of several replicas: the metrics of each, `[replicas, ...]`, beside their sums.
+    metric_parts: tuple[Any, ...] = ()
+    metric: tuple[Any, ...] = ()
+
+    def items(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yields each role and its values."""
+        return zip(self._fields, self, strict=True)
+
+    def map(self, function: Callable[[str, Any], object]) -> "State":
+        """Returns the results of a function of each value and its role."""
+        return State(
+            *(tuple(function(role, value) for value in part) for role, part in self.items())
+        )
+
+    def replace(self, **parts: Iterable[object]) -> "State":
+        """Returns a state with other values of some roles."""
+        return self._replace(**{role: tuple(values) for role, values in parts.items()})
+
+    def changing(self) -> "State":
+        """Returns the values that every micro-batch changes. Updates change all the others."""
+        return self._replace(trainable=(), optimizer=())
+
+    def with_changing(self, other: "State") -> "State":
+        """Returns a state with the values that micro-batches change taken from another one."""
+        return other._replace(trainable=self.trainable, optimizer=self.optimizer)
+
+
 class Values:
-    """A list of arrays, specs or layouts whose items Keras does not wrap.
+    """A list of arrays whose items Keras does not wrap.
 
     Keras's loop stores the state as an attribute of the model after every execution, and wraps
-    each list and dict in it, value by value: 20 us for a model of 20 variables, as long as several
-    steps of a small one. It leaves any other iterable alone.
+    each list, tuple and dict in it, value by value: 20 us for a model of 20 variables, as long as
+    several steps of a small one. It leaves any other iterable alone.
     """
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: Iterable[object]):
-        self._items: tuple[Any, ...] = tuple(items)
+    def __init__(self, items: tuple[Any, ...]):
+        self._items = items
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items)
@@ -47,35 +91,40 @@ class Values:
     def __getitem__(self, index: int) -> Any:
         return self._items[index]
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        """Returns the values as children, for JAX."""
-        return self._items, None
 
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: Iterable[object]) -> "Values":
-        """Builds a list from the children, for JAX."""
-        del aux
-        return cls(children)
+class KerasState(tuple[Values, ...]):
+    """A state as Keras's loop hands it on, from one execution to the next."""
+
+    state: State  # the same values; a runner recognizes the object that it returned
 
 
-State: TypeAlias = tuple[Values, ...]
-# Trees that may contain states, or values of one.
-StateSpecs: TypeAlias = "SpecTree | Values | Sequence[StateSpecs]"
-StateLayouts: TypeAlias = "LayoutTree | Values | Sequence[StateLayouts]"
-
-_ROLES = {len(roles): roles for roles in ROLES.values()}
-
-
-def as_state(parts: Iterable[Iterable[object]]) -> State:
-    """Makes a state of lists, as Keras passes them. One that is a state already is returned."""
-    if isinstance(parts, tuple) and all(isinstance(values, Values) for values in parts):
-        return cast(State, parts)
-    return tuple(values if isinstance(values, Values) else Values(values) for values in parts)
+def from_keras(parts: Iterable[Iterable[object]], mode: Mode) -> State:
+    """Returns the state in a tuple of Keras."""
+    if isinstance(parts, KerasState):
+        return parts.state
+    return State(**dict(zip(ROLES[mode], map(tuple, parts), strict=True)))
 
 
-def as_lists(state: State) -> tuple[list[Any], ...]:
-    """Makes a tuple of lists of a state, the form that a step of Keras takes."""
-    return tuple(map(list, state))
+def to_keras(state: State, mode: Mode) -> KerasState:
+    """Returns a state as Keras's loop takes it."""
+    parts = KerasState(Values(getattr(state, role)) for role in ROLES[mode])
+    parts.state = state
+    return parts
+
+
+def as_lists(state: State, mode: Mode = Mode.TRAIN) -> tuple[list[Any], ...]:
+    """Returns a state as a step of Keras takes it."""
+    return tuple(list(getattr(state, role)) for role in ROLES[mode])
+
+
+def from_step(
+    parts: Iterable[Iterable[object]], old: State, model: keras.Model, mode: Mode
+) -> State:
+    """Returns the state that a step of Keras has returned; see `with_dtypes_of`."""
+    parts = tuple(parts)
+    if len(parts) != len(ROLES[mode]):
+        raise _other_structure(_sizes(old, old), f"{len(parts)} lists")
+    return with_dtypes_of(from_keras(parts, mode), old, model)
 
 
 def with_dtypes_of(new: State, old: State, model: keras.Model) -> State:
@@ -86,30 +135,39 @@ def with_dtypes_of(new: State, old: State, model: keras.Model) -> State:
             within a branch or the body of a loop.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
-        raise ModelError(
-            "One step returned a state of another structure than it received: "
-            f"{_sizes(old, len(old))} before, {_sizes(new, len(old))} after. A train_step or "
-            "test_step that you write must return the new values of all variables, in the order in "
-            "which it received them."
+        raise _other_structure(_sizes(old, new), _sizes(new, old))
+    return State(
+        *(
+            tuple(
+                _with_dtype_of(n, o, partial(variable_text, model, role, index))
+                for index, (n, o) in enumerate(zip(getattr(new, role), part, strict=True))
+            )
+            for role, part in old.items()
         )
-    return tuple(
-        Values(
-            _with_dtype_of(n, o, partial(variable_text, model, role, index))
-            for index, (n, o) in enumerate(zip(ns, os, strict=True))
-        )
-        for ns, os, role in zip(new, old, _ROLES[len(old)], strict=True)
     )
+
+
+def variables_of(model: keras.Model, role: str) -> list[keras.Variable]:
+    """Returns the variables whose values have a role in the state."""
+    # Keras walks through all layers for these.
+    variables: Mapping[str, Callable[[], Any]] = {
+        "trainable": lambda: model.trainable_variables,
+        "non_trainable": lambda: model.non_trainable_variables,
+        "optimizer": lambda: getattr(getattr(model, "optimizer", None), "variables", ()),
+        "metric_parts": lambda: model.metrics_variables,
+        "metric": lambda: model.metrics_variables,
+    }
+    return list(variables[role]())
+
+
+def state_of(model: keras.Model, mode: Mode, value: Callable[[keras.Variable], object]) -> State:
+    """Returns the state that a loop of Keras has, made of each variable."""
+    return State().replace(**{role: map(value, variables_of(model, role)) for role in ROLES[mode]})
 
 
 def variable_text(model: keras.Model, role: str, index: int) -> str:
     """Returns the path of a variable and the layer that has it, for a message."""
-    variables = {
-        "trainable": model.trainable_variables,
-        "non_trainable": model.non_trainable_variables,
-        "metric": model.metrics_variables,
-        "optimizer": model.optimizer.variables if model.optimizer is not None else [],
-    }
-    variable = variables[role][index]
+    variable = variables_of(model, role)[index]
     layer = layer_of(model, variable)
     return f"Variable {variable.path!r}" + (f" of layer {layer!r}" if layer else "")
 
@@ -125,10 +183,18 @@ def _with_dtype_of(new: ArrayLike, old: jax.Array, name: Callable[[], str]) -> j
     return new.astype(old.dtype)
 
 
-def _sizes(state: State, parts: int) -> str:
-    if len(state) != parts:
-        return f"{len(state)} lists"
+def _other_structure(before: str, after: str) -> ModelError:
+    return ModelError(
+        "One step returned a state of another structure than it received: "
+        f"{before} before, {after} after. A train_step or test_step that you write must return the "
+        "new values of all variables, in the order in which it received them."
+    )
+
+
+def _sizes(state: State, other: State) -> str:
+    """Describes a state by the roles that it or another one has."""
     return " + ".join(
         f"{len(values)} {role.replace('_', '-')}"
-        for values, role in zip(state, _ROLES[parts], strict=True)
+        for role, values in state.items()
+        if values or getattr(other, role) or role in ROLES[Mode.PREDICT]
     )

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
-from millrace._compat.keras_steps import compute_gradient_step, metric_logs
+from millrace._compat.keras_steps import compute_gradient_step
 from millrace.base.pytrees import ArrayTree
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.programs.plan import Mode, Plan
@@ -28,7 +28,7 @@ from millrace.programs.recomputation.step import (
 from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients
 from millrace.programs.steps.micro_batches import compute_in_parts
 from millrace.programs.steps.scopes import KERAS_STEP, UPDATE
-from millrace.programs.steps.state import State, as_lists, as_state, with_dtypes_of
+from millrace.programs.steps.state import State, as_lists, from_step, with_dtypes_of
 from millrace.programs.taps.taps import is_open, value_and_grad
 from millrace.programs.taps.tensors import loss_tapped, tap_loss
 
@@ -48,21 +48,17 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
     unchanged. The second result is the logs of the step, or its outputs when predicting.
     """
 
-    def train(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        with _keras_scope(model, "train_step"):
-            logs, new = model.train_step(as_lists(state), batch)
-        return with_dtypes_of(as_state(new), state, model), logs
-
-    def test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        with _keras_scope(model, "test_step"):
-            logs, new = model.test_step(as_lists(state), batch)
-        return with_dtypes_of(as_state(new), state, model), logs
-
     def predict(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        outputs, non_trainable = model.predict_step(as_lists(state), batch)
-        return with_dtypes_of(as_state((state[0], non_trainable)), state, model), outputs
+        outputs, non_trainable = model.predict_step(as_lists(state, mode), batch)
+        return with_dtypes_of(state.replace(non_trainable=non_trainable), state, model), outputs
 
-    return {Mode.TRAIN: train, Mode.TEST: test, Mode.PREDICT: predict}[mode]
+    def train_or_test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
+        name = f"{mode.value}_step"
+        with _keras_scope(model, name):
+            logs, new = getattr(model, name)(as_lists(state, mode), batch)
+        return from_step(new, state, model, mode), logs
+
+    return predict if mode is Mode.PREDICT else train_or_test
 
 
 def _keras_scope(model: keras.Model, name: str) -> AbstractContextManager[Any]:
@@ -86,14 +82,14 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
                 tap_loss(computed.loss)
             gradients, non_trainable, metrics, logs, _ = computed
             gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-            return gradients, as_state((state[0], non_trainable, state[2], metrics)), logs
+            return gradients, state.replace(non_trainable=non_trainable, metric=metrics), logs
         if plan.taps.loss and is_open():
             differentiate = loss_tapped(differentiate or value_and_grad)
         gradients, non_trainable, metrics, logs = compute_gradient_step(
             model, as_lists(state), batch, differentiate
         )
         gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-        new = as_state((state[0], non_trainable, state[2], metrics))
+        new = state.replace(non_trainable=non_trainable, metric=metrics)
         return gradients, with_dtypes_of(new, state, model), logs
 
     return gradient_step
@@ -103,21 +99,21 @@ def make_updating_step(model: keras.Model, plan: Plan) -> Step:
     """Returns a step with recomputation that updates each weight once its gradient is there."""
 
     def step(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        lists = as_lists(state)
-
         def update(
             trainable: Sequence[jax.Array], optimizer: Sequence[jax.Array], gradients: Gradients
         ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
             gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-            with_values = as_state((trainable, lists[1], optimizer, lists[3]))
+            with_values = state.replace(trainable=trainable, optimizer=optimizer)
             new = apply_gradients(model, with_values, gradients)
-            return list(new[0]), list(new[2])
+            return list(new.trainable), list(new.optimizer)
 
-        differentiate = recomputing_value_and_grad(plan, Updating(update, lists[2]))
+        differentiate = recomputing_value_and_grad(plan, Updating(update, list(state.optimizer)))
         (trainable, optimizer), non_trainable, metrics, logs = compute_gradient_step(
-            model, lists, batch, differentiate
+            model, as_lists(state), batch, differentiate
         )
-        new = as_state((trainable, non_trainable, optimizer, metrics))
+        new = state.replace(
+            trainable=trainable, non_trainable=non_trainable, optimizer=optimizer, metric=metrics
+        )
         return with_dtypes_of(new, state, model), logs
 
     return step
@@ -138,7 +134,7 @@ def make_accumulating_step(
         accumulated, non_trainable, metrics, logs = compute_gradient_step(
             model, as_lists(state), batch, accumulating_value_and_grad(plan, add, accumulated)
         )
-        new = as_state((state[0], non_trainable, state[2], metrics))
+        new = state.replace(non_trainable=non_trainable, metric=metrics)
         return accumulated, with_dtypes_of(new, state, model), logs
 
     return step
@@ -155,11 +151,6 @@ def logs_follow_from_metrics(model: keras.Model, mode: Mode) -> bool:
         getattr(type(model), name) is getattr(keras.Model, name)
         for name in (step, "compute_metrics")
     )
-
-
-def final_logs(model: keras.Model, state: State) -> Any:
-    """Returns the logs that follow from the metrics' state after the last step."""
-    return metric_logs(model, state[-1])
 
 
 _prepared = ScopedValue(False)
@@ -197,7 +188,7 @@ def are_prepared() -> bool:
 
 def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> State:
     """Runs the optimizer once, with its unscaling, clipping, schedule, weight decay and EMA."""
-    trainable, non_trainable, optimizer, metrics = as_lists(state)
+    trainable, optimizer = list(state.trainable), list(state.optimizer)
     with applying_prepared(), jax.named_scope(UPDATE):
         trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-    return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state, model)
+    return with_dtypes_of(state.replace(trainable=trainable, optimizer=optimizer), state, model)

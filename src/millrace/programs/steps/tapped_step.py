@@ -69,7 +69,7 @@ def make_tapped_step(
         due = is_due(model, state, plan.taps.every)
         with activations_tapped(model, plan.taps, due):
             gradients, new, logs = step(state, batch)
-        tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state[2]))
+        tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state.optimizer))
         return gradients, new, logs
 
     def tapped(state: State, batch: ArrayTree) -> tuple[Any, Tapped]:
@@ -105,7 +105,7 @@ def make_tapped_update(model: keras.Model, plan: Plan) -> TappedUpdate:
 def tap_update(model: keras.Model, plan: Plan, state: State, gradients: Gradients) -> None:
     """Taps the requested statistics of the gradients that are about to be applied."""
     due = is_due(model, state, plan.taps.every)
-    scale = loss_scale(model, state[2])
+    scale = loss_scale(model, state.optimizer)
     reduce = reduction_of(plan.taps)
     tap_gradients(model, gradients, plan.taps.gradients, due, scale, reduce)
 
@@ -131,4 +131,4 @@ def is_due(model: keras.Model, state: State, every: int) -> jax.Array | None:
         return None
     variables = model.optimizer.variables
     index = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
-    return jnp.asarray(state[2][index]) % every == 0
+    return jnp.asarray(state.optimizer[index]) % every == 0

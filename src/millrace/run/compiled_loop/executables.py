@@ -27,7 +27,7 @@ from millrace.programs.recomputation.boundaries import collected_boundaries
 from millrace.programs.recomputation.choices import Choices, collected_choices
 from millrace.programs.replicas.programs import ReplicaProgramBuilder
 from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.budget import (
     OverBudgetError,
     has_budget,
@@ -77,7 +77,7 @@ def log_ignored_boundaries(plan: Plan, boundaries: Sequence[str], model: str) ->
     return reason is not None
 
 
-def _are_alike(values: Values, known: Values) -> bool:
+def _are_alike(values: Sequence[jax.Array], known: Sequence[jax.Array]) -> bool:
     return len(values) == len(known) and all(
         a is b or (a.shape == b.shape and a.dtype == b.dtype and a.sharding == b.sharding)
         for a, b in zip(values, known, strict=True)
@@ -141,7 +141,7 @@ class Executables:
         last = self._state
         if last is None or state is last:
             return last is not None
-        return len(state) == len(last) and all(map(_are_alike, state, last))
+        return all(map(_are_alike, state, last))
 
     def see(self, state: State) -> None:
         """Sets the state whose specs the next executables are compiled for."""

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import primitive_counts
-from millrace.base.pytrees import ArrayTree
+from millrace._compat.keras_steps import metric_logs
+from millrace.base.pytrees import ArrayTree, LayoutTree, SpecTree
 from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.recomputation.step import has_choice
 from millrace.programs.steps.accumulate import (
@@ -55,10 +56,9 @@ from millrace.programs.steps.offload import (
 )
 from millrace.programs.steps.program import FACTOR, INDEX, Program, batch_specs, merge_steps
 from millrace.programs.steps.repetition import Index, repeat
-from millrace.programs.steps.state import State, StateLayouts, StateSpecs
+from millrace.programs.steps.state import State
 from millrace.programs.steps.step import (
     apply_gradients,
-    final_logs,
     logs_follow_from_metrics,
     make_accumulating_step,
     make_gradient_step,
@@ -299,7 +299,8 @@ class ProgramBuilder:
         pending, records, taps = self._update_loop.gradients(carry, data, index, form)
         gradients, after = pending
         before = fetched_after(carry.state, self._host_layouts, list(gradients))
-        new, tapped, halted = self._update(after.put_into(before), gradients, taps.halted)
+        state = before.with_changing(after)
+        new, tapped, halted = self._update(state, gradients, taps.halted)
         steps = self._plan.accumulation.steps
         taps = taps.with_update(index // steps, tapped)._replace(halted=halted)
         new = offloaded(unless(halted, new, before), self._host_layouts)
@@ -313,7 +314,7 @@ class ProgramBuilder:
 
         def apply(state: State, pending: PendingUpdate) -> State:
             gradients, after = pending
-            state = after.put_into(fetched_after(state, self._host_layouts, list(gradients)))
+            state = fetched_after(state, self._host_layouts, list(gradients)).with_changing(after)
             return offloaded(apply_gradients(self._model, state, gradients), self._host_layouts)
 
         return run_until_halted(self._model, self._plan, count, compute, apply, carry)
@@ -339,7 +340,7 @@ class ProgramBuilder:
 
     def _result(self, state: State, records: ArrayTree) -> Any:
         if self._logs_at_end:
-            return final_logs(self._model, state)
+            return metric_logs(self._model, state.metric)
         if self._plan.mode is Mode.PREDICT and not self._plan.step_logs:
             return jax.tree.map(merge_steps, records)
         return records
@@ -358,10 +359,10 @@ class ProgramBuilder:
         self,
         name: str,
         function: Callable[..., Any],
-        arguments: tuple[StateSpecs, ...],
+        arguments: tuple[SpecTree, ...],
         donated: tuple[int, ...],
         unrolled: int | None = None,
-        results: StateLayouts = None,
+        results: LayoutTree = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
         in_parts = self._plan.division.parts > 1 and not self.form.is_loop
@@ -369,7 +370,7 @@ class ProgramBuilder:
             name, function, arguments, unrolled, donated, results, keeps_barriers=in_parts
         )
 
-    def _results(self, *others: StateLayouts) -> Any:
+    def _results(self, *others: LayoutTree) -> Any:
         """Returns layouts of a state and other results, if any of them is in host memory.
 
         All results get a layout, or none: otherwise JAX might reuse the memory of an argument for

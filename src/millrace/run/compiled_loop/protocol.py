@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from millrace.base.records.statistics import PipelineStatistics
@@ -70,24 +69,6 @@ def batches_of(spans: Iterable[BlockSpan], replicas: int) -> tuple[Any, ...]:
             index = (step,) if replicas == 1 else divmod(step, replicas)
             batches.append(jax.tree.map(lambda leaf, i=index: np.array(leaf[i]), block.batches))
     return tuple(batches)
-
-
-def kept(state: State) -> State:
-    """Returns a state with copies of the values that each micro-batch changes.
-
-    An update of several calls needs them to undo its changes: each call reuses the memory of the
-    values before it.
-    """
-    changing = (1, len(state) - 1)
-    return tuple(
-        jax.tree.map(jnp.copy, values) if index in changing else values
-        for index, values in enumerate(state)
-    )
-
-
-def with_kept(state: State, before: State) -> State:
-    """Returns a state with the values that each micro-batch changes taken from `before`."""
-    return (state[0], before[1], *state[2:-1], before[-1])
 
 
 def halted_in_call(

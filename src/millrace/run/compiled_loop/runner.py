@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millrace._compat.jax_memory import in_device_memory
@@ -37,8 +38,6 @@ from millrace.run.compiled_loop.protocol import (
     halted_in_call,
     halted_in_calls,
     is_halted,
-    kept,
-    with_kept,
 )
 from millrace.run.processes.agreement import gathered
 from millrace.run.timing.marker import markers
@@ -57,7 +56,8 @@ class OpenUpdate:
     first_rows: int
     steps: int = 0
     weight: float = 0.0  # sum of the coefficients so far
-    before: State | None = None  # the state that it began with, kept if it may be halted
+    # The values before it that micro-batches change, kept if it may be halted.
+    before: State | None = None
     spans: list[BlockSpan] = field(default_factory=list)  # steps of blocks, one span per call
 
 
@@ -192,7 +192,8 @@ class ScanRunner:
     ) -> State:
         del start, results
         plan = self._blocks.of_block
-        before = kept(state) if plan.taps.stops else None
+        # Copies: each call reuses the memory of the values before it.
+        before = jax.tree.map(jnp.copy, state.changing()) if plan.taps.stops else None
         zeros = self._call(self._executables.of_call(plan, call), state)
         self._update = OpenUpdate(zeros, self._current_block().spec.rows, before=before)
         return state
@@ -238,7 +239,7 @@ class ScanRunner:
             results[-1] = results[-1]._replace(taps=whole, updates=1)
             if is_halted(taps) and update.before is not None:
                 self.halted = halted_in_calls(results, update.spans, plan.replicas)
-                return with_kept(state, update.before)
+                return state.with_changing(update.before)
         self._hand_over(results)
         return state
 

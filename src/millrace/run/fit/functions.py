@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from millrace.programs.feeds.block import BlockSlice, SpecReader
 from millrace.programs.feeds.blocks import block_of_one, stacked_blocks
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.recomputation.modes import recompute_of
-from millrace.programs.steps.state import State, as_state
+from millrace.programs.steps.state import State, from_keras, to_keras
 from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.programs.taps.delivery import queues_of
 from millrace.run.compiled_loop.executables import Executables
@@ -46,6 +47,8 @@ from millrace.run.processes.agreement import own_copy
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
 # the system clears new memory for it. With two steps a value is there before the second one after.
 LIVE_SECONDS, LIVE_STEPS = 0.002, 2
+
+KerasParts: TypeAlias = Iterable[Iterable[Any]]  # the state as Keras has it
 
 
 class LoopFunction:
@@ -105,41 +108,46 @@ class LoopFunction:
         self._single: BatchSpec | None = None  # of the last one, if it is a block as it is
         self._is_queued = False  # whether taps go into queues, which users read at any time
 
-    def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
+    def __call__(
+        self, state: KerasParts, iterator: Iterator[ArrayTree]
+    ) -> tuple[ArrayTree, KerasParts]:
         """Runs one execution.
 
         Args:
-            state: values of the model's variables; consumed.
+            state: values of the model's variables, as Keras passes them; consumed.
             iterator: an `Execution`, or any iterator of batches, such as `train_on_batch` makes.
 
         Raises:
             StopIteration: if no step is left, which ends the epoch.
         """
-        if not isinstance(iterator, Execution):
+        values = from_keras(state, self.mode)
+        if isinstance(iterator, Execution):
+            iterator.check_mode(self.mode)
+            if iterator.logs is not None:
+                self._controller.functions.running = self
+                self.calls, self.logs = [], iterator.logs
+                self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
+                return iterator.logs, state
+            self._position.begin(iterator.epoch, iterator.begin)
+            logs, values = self._run(values, iterator.take(), iterator.longest)
+        else:
             check_iterator(self._controller, self.mode)
-            return self._run_by_hand(state, self._slices_of(iterator))
-        iterator.check_mode(self.mode)
-        if iterator.logs is not None:
-            self._controller.functions.running = self
-            self.calls, self.logs = [], iterator.logs
-            self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
-            return iterator.logs, state
-        self._position.begin(iterator.epoch, iterator.begin)
-        return self._run(state, iterator.take(), iterator.longest, by_hand=False)
+            logs, values = self._run_by_hand(values, self._slices_of(iterator))
+        return logs, to_keras(values, self.mode)
 
     def run_batch(self, state: State, batch: ArrayTree) -> tuple[ArrayTree, State]:
         """Runs one batch of arrays, as `train_on_batch` and the like do."""
         spec = self._specs.read(batch)
-        if spec is not self._single:
-            return self(state, iter((batch,)))
-        return self._run_by_hand(state, [BlockSlice(block_of_one(batch, spec), 0, 1)])
+        if spec is self._single:
+            return self._run_by_hand(state, [BlockSlice(block_of_one(batch, spec), 0, 1)])
+        return self._run_by_hand(state, self._slices_of(iter((batch,))))
 
     def _run_by_hand(self, state: State, slices: list[BlockSlice]) -> tuple[ArrayTree, State]:
         self._position.begin(None, 0)
-        return self._run(state, slices, sum(each.count for each in slices), by_hand=True)
+        return self._run(state, slices, sum(each.count for each in slices))
 
     def _run(
-        self, state: State, slices: Iterable[BlockSlice], longest: int, by_hand: bool
+        self, state: State, slices: Iterable[BlockSlice], longest: int
     ) -> tuple[ArrayTree, State]:
         step_logs = self._controller.setup.options.asynchronous_callbacks
         runner = self._runner(step_logs)
@@ -152,7 +160,7 @@ class LoopFunction:
         chunk = self._chunk(step_logs)
         self._records.begin(runner, longest, state)
         try:
-            state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
+            state, calls = runner.run(state, ExecutionSteps(slices, longest, chunk))
         except BaseException as error:
             self._records.end(runner, longest, None)
             self._explain(error, runner, longest)
@@ -162,7 +170,7 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
-        if not by_hand:
+        if self._position.epoch:  # not `train_on_batch` of a callback
             self._tell_checkpoints(runner)
         if not calls:
             raise StopIteration
@@ -363,7 +371,7 @@ class LoopFunction:
     def _rescue(self, state: State | None) -> None:
         """Puts the newest values back into the model's variables."""
         if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
-            restore_state(self._controller.model, state)
+            restore_state(self._controller.model, to_keras(state, self.mode))
 
     def _slices_of(self, iterator: Iterator[ArrayTree]) -> list[BlockSlice]:
         controller, setup = self._controller, self._controller.setup

@@ -18,8 +18,8 @@ import numpy as np
 from millrace._compat.keras_loops import put_values, reported_logs, variables_of
 from millrace._compat.keras_steps import stored_value
 from millrace.base.pytrees import ArrayTree
-from millrace.programs.plan import ROLES, Mode
-from millrace.programs.steps.state import as_state
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import ROLES, State
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 
@@ -104,9 +104,9 @@ def _is_simple(given: _Given) -> bool:
 def _run(model: keras.Model, mode: Mode, function: LoopFunction, batch: ArrayTree) -> ArrayTree:
     if mode is not Mode.PREDICT:
         model.reset_metrics()
-    variables = [variables_of(model, role) for role in ROLES[mode]]
-    state = as_state(map(stored_value, group) for group in variables)
-    results, state = function.run_batch(state, batch)
-    for group, values in zip(variables, state, strict=True):
-        put_values(group, values)
+    variables = {role: variables_of(model, role) for role in ROLES[mode]}
+    values = {role: tuple(map(stored_value, group)) for role, group in variables.items()}
+    results, state = function.run_batch(State(**values), batch)
+    for role, group in variables.items():
+        put_values(group, getattr(state, role))
     return results

@@ -19,8 +19,9 @@ import keras
 
 from millrace._compat.keras_layers import layer_names
 from millrace.base.records.memory import LiveBuffer
-from millrace.programs.plan import ROLES, Plan
+from millrace.programs.plan import Plan
 from millrace.programs.steps.scopes import UPDATE
+from millrace.programs.steps.state import variables_of
 from millrace.run.memory.owners import layer_finder
 
 ValuePath = tuple[Any, ...]  # of a leaf, in the tree of a program's arguments or results
@@ -141,11 +142,9 @@ class LoopLabels:
         if kind == "state":
             if not rest:
                 return ValueLabel(name=kind)
-            role = ROLES[self._plan.mode][rest[0].idx]
+            role = rest[0].name
             paths = self._paths_of(role)
-            index = rest[1].key if len(rest) > 1 else 0
-            # With replicas the state has all metrics twice.
-            name = paths[index % len(paths)] if paths else kind
+            name = paths[rest[1].idx if len(rest) > 1 else 0] if paths else kind
         elif kind == "accumulated":
             role, index = kind, max(position(rest), 0)
             paths = self._paths_of("trainable")
@@ -171,7 +170,7 @@ def variable_layers(model: keras.Model) -> dict[str, str]:
     layer_of = layer_finder(layer_names(model))
     layers = {each.path: layer_of(each.path) for each in model.variables}
     names = {path: layer for path, layer in layers.items() if layer}
-    slots = variables_of(model, "optimizer") if getattr(model, "optimizer", None) else []
+    slots = variables_of(model, "optimizer")
     # Keras names the slots of Adam, say, `adam/mlp_dense_kernel_momentum`.
     starts = {f"{each.path.replace('/', '_')}_": each.path for each in model.trainable_variables}
     for path in starts.values():
@@ -204,13 +203,3 @@ def with_layers_of_variables(
         else each
         for each in alive
     )
-
-
-def variables_of(model: keras.Model, role: str) -> list[Any]:
-    """Returns the variables with one role in the state."""
-    return {
-        "trainable": lambda: model.trainable_variables,
-        "non_trainable": lambda: model.non_trainable_variables,
-        "optimizer": lambda: model.optimizer.variables,
-        "metric": lambda: model.metrics_variables,
-    }[role]()

@@ -21,7 +21,7 @@ from millrace._compat.jax_executables import (
 from millrace._compat.keras_layers import layer_names
 from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
-from millrace.programs.plan import ROLES, Plan
+from millrace.programs.plan import Plan
 from millrace.programs.steps.accumulate import make_accumulator
 from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.run.memory.hlo_proto import read_buffers
@@ -58,7 +58,7 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
     compiled = compiled_of(peak.executable)
     by_kind: Counter[str] = Counter()
     for (kind, path), size in all_sizes.items():
-        by_kind[_role(plan, path) if kind == "state" else kind] += size
+        by_kind[_role(path) if kind == "state" else kind] += size
     memory = compiled.memory_analysis()
     temporaries = memory.temp_size_in_bytes if memory is not None else 0
     accumulators = by_kind["accumulated"]
@@ -74,7 +74,7 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
         temporaries=temporaries,
         in_flight=0,
         batches=by_kind["batches"],
-        other=by_kind["metric"] + needed(peak) - named,
+        other=by_kind["metric"] + by_kind["metric_parts"] + needed(peak) - named,
     )
     labels = LoopLabels(model, plan, peak.program)
     profile = memory_profile(
@@ -103,8 +103,8 @@ def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:
     return argument_sizes
 
 
-def _role(plan: Plan, path: ValuePath) -> str:
-    return ROLES[plan.mode][path[0].idx] if path else "trainable"
+def _role(path: ValuePath) -> str:
+    return path[0].name if path else "trainable"
 
 
 def _accumulator_bytes(model: keras.Model, plan: Plan) -> int:

@@ -19,6 +19,7 @@ import jax
 
 from millrace._compat.jaxpr import Graph, scope
 from millrace._compat.keras_layers import layer_names
+from millrace.programs.steps.state import variables_of
 from millrace.run.memory.labels import (
     ROLE_OF_VARIABLES,
     ValueLabel,
@@ -26,7 +27,6 @@ from millrace.run.memory.labels import (
     position,
     update_scopes,
     variable_layers,
-    variables_of,
 )
 from millrace.run.memory.owners import layer_finder
 from millrace.run.pipelines.programs.builder import replaced_by

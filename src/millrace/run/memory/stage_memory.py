@@ -16,7 +16,8 @@ from millrace.base.pytrees import Spec
 from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
-from millrace.run.memory.labels import ValueLabel, ValuePath, variables_of
+from millrace.programs.steps.state import variables_of
+from millrace.run.memory.labels import ValueLabel, ValuePath
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
 from millrace.run.memory.stage_labels import OF_MICRO_BATCH, StageLabels

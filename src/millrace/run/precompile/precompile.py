@@ -16,8 +16,8 @@ from millrace.compilation.executables.progress import search
 from millrace.errors import NotCompiledError
 from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.programs.feeds.block import batch_spec as spec_of
-from millrace.programs.plan import ROLES, BatchSpec, Mode
-from millrace.programs.steps.state import State, Values
+from millrace.programs.plan import BatchSpec, Mode
+from millrace.programs.steps.state import State, state_of
 from millrace.run.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
 from millrace.run.fit.checks import check_steps, shortened_to_stop
 from millrace.run.fit.controller import Controller
@@ -105,16 +105,7 @@ def steps_of_execution(setup: Setup, mode: Mode, batches: Batches) -> int:
 
 def state_specs(model: keras.Model, mode: Mode) -> State:
     """Returns the specs of the state that Keras passes to a function of this mode."""
-    groups = {
-        "trainable": model.trainable_variables,
-        "non_trainable": model.non_trainable_variables,
-        "optimizer": model.optimizer.variables if mode is Mode.TRAIN else (),
-        "metric": model.metrics_variables,
-    }
-    return tuple(
-        Values(jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in groups[role])
-        for role in ROLES[mode]
-    )
+    return state_of(model, mode, lambda v: jax.ShapeDtypeStruct(tuple(v.shape), v.dtype))
 
 
 _OPTIONS = ("steps_per_epoch",)

@@ -12,7 +12,7 @@ from millrace.base.pytrees import Spec
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.blocks import stacked_blocks
 from millrace.programs.plan import Mode
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
@@ -64,7 +64,7 @@ def update_seconds(controller: Controller, batches: Batches) -> float:
 
 def zeros_of(specs: State) -> State:
     """Returns a state of zeros, as Keras would pass it."""
-    return tuple(Values(jnp.zeros(s.shape, s.dtype) for s in values) for values in specs)
+    return specs.map(lambda _, spec: jnp.zeros(spec.shape, spec.dtype))
 
 
 def stage_seconds(programs: StagePrograms) -> list[float]:

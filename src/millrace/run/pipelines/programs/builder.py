@@ -18,18 +18,18 @@ that it only reads. Lists are in the order of the records of `run/pipelines/prog
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
+from millrace._compat.keras_steps import metric_logs
 from millrace.base.pytrees import Spec
-from millrace.programs.plan import ROLES, Mode
+from millrace.programs.plan import Mode
 from millrace.programs.steps.offload import with_host_layouts
 from millrace.programs.steps.program import FACTOR, Program
 from millrace.programs.steps.state import State
-from millrace.programs.steps.step import final_logs
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.run.pipelines.programs.stage_taps import bundle_of_update
@@ -280,7 +280,7 @@ class OneReplicaBuilder:
 
     def spec_of(self, slot: Slot) -> Spec:
         """Returns the spec of an input of the update."""
-        if slot.role in ROLES[self.stages.plan.mode]:
+        if slot.role in State._fields:
             return self.stages.slot(slot)
         update = self.stages.update
         parts = [*update.partial.values(), *update.final.values()]
@@ -295,10 +295,10 @@ class OneReplicaBuilder:
 
     def logs(self, index: int) -> Program:
         """The logs, computed from the values of the metrics."""
-        metrics = list(self.stages.specs["metric"])
+        metrics = list(self.stages.specs.metric)
 
         def logs(metrics: Arrays) -> object:
-            return final_logs(self.stages.model, cast(State, (metrics,)))
+            return metric_logs(self.stages.model, metrics)
 
         return self.stages.program("logs", index, logs, (metrics,), ())
 

@@ -34,7 +34,7 @@ from millrace.programs.replicas.placement import (
 from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.replicas.state_rules import MergeRule, Rule
 from millrace.programs.steps.program import Program
-from millrace.programs.steps.state import Values
+from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.builder import (
     OneReplicaBuilder,
     ReplicatedBuilder,
@@ -255,12 +255,13 @@ class ReplicaStageBuilder:
         repeats = plan.replicas if self._each_step else None
 
         def logs(metrics: Arrays) -> object:
-            merged = records.result((Values([*metrics, *merged_metrics(metrics)]),), None)
+            state = State().replace(metric_parts=metrics, metric=merged_metrics(metrics))
+            merged = records.result(state, None)
             if repeats is None:
                 return merged
             return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), merged)
 
-        arguments = ([split_spec(plan, spec) for spec in self.stages.specs["metric"]],)
+        arguments = ([split_spec(plan, spec) for spec in self.stages.specs.metric],)
         program = self.stages.program("logs", index, logs, arguments, ())
         return replace(program, results=plan.group.whole)
 

@@ -11,16 +11,14 @@ from millrace._compat.jaxpr import trace
 from millrace._compat.keras_steps import compute_forward
 from millrace.base.options import NO_TAPS, TapRequest
 from millrace.base.pytrees import ArrayTree, SpecTree
-from millrace.programs.plan import ROLES, Mode
-from millrace.programs.steps.state import State, as_lists, as_state, variable_text, with_dtypes_of
+from millrace.programs.plan import Mode
+from millrace.programs.steps.state import State, as_lists, from_step, variable_text
 from millrace.programs.steps.step import logs_follow_from_metrics
 from millrace.programs.taps.taps import collecting
 from millrace.programs.taps.tensors import activations_tapped
 from millrace.run.pipelines.assignment.layer_calls import LayerCall, marked_calls
 from millrace.run.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
 from millrace.run.pipelines.programs.split import Slot, Split, split
-
-CHANGING = ("non_trainable", "metric")  # change with every micro-batch; the others once an update
 
 
 def split_step(
@@ -41,7 +39,7 @@ def split_step(
             state; its stages are differentiated one by one, and the update is separate.
         calls: the layer calls that the marks number; none where the model's `call` has the scopes.
         marks: the stage of each.
-        state: specs of the values of the mode's roles.
+        state: specs of the values.
         batch: specs of one batch.
         each_step: whether every step returns logs, not only the last.
         taps: the requested statistics of layer outputs.
@@ -49,17 +47,16 @@ def split_step(
     Raises:
         ModelError: if the stages cannot be run as a pipeline.
     """
-    roles = ROLES[mode]
     wants_logs = mode is not Mode.PREDICT and (
         each_step or not logs_follow_from_metrics(model, mode)
     )
 
     def step(state: State, batch: ArrayTree) -> dict[str, Any]:
-        loss, new, result = compute_forward(model, mode.value, as_lists(state), batch)
-        new = with_dtypes_of(as_state(new), state, model)
+        loss, new, result = compute_forward(model, mode.value, as_lists(state, mode), batch)
+        new = from_step(new, state, model, mode)
         if mode is not Mode.PREDICT and not wants_logs:
             result = None
-        changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}
+        changed = {"non_trainable": new.non_trainable, "metric": new.metric}
         return {"loss": loss, "result": result, **changed}
 
     def tapped_step(state: State, batch: ArrayTree) -> dict[str, Any]:
@@ -73,11 +70,7 @@ def split_step(
         activations_tapped(model, taps),
     ):
         graph, specs = trace(tapped_step, state, batch)
-    inputs = [
-        Slot(role, index)
-        for role, values in zip(roles, state, strict=True)
-        for index in range(len(values))
-    ]
+    inputs = [Slot(role, index) for role, values in state.items() for index in range(len(values))]
     inputs += [Slot("batch", index) for index in range(len(jax.tree.leaves(batch)))]
     outputs = [
         Slot(role, index)

@@ -15,7 +15,7 @@ import keras
 
 from millrace._compat.jaxpr import spec_of
 from millrace.base.pytrees import Layout, LayoutTree, Spec, SpecTree
-from millrace.programs.plan import ROLES, Plan
+from millrace.programs.plan import Plan
 from millrace.programs.replicas.placement import layout_of
 from millrace.programs.steps.accumulate import Accumulator, make_accumulator
 from millrace.programs.steps.offload import host_layouts, with_host_layouts
@@ -55,7 +55,7 @@ class Stages:
             update: returns the update by stage; called once.
         """
         self.model, self.plan, self.split = model, plan, split
-        self.specs = dict(zip(ROLES[plan.mode], state, strict=True))
+        self.specs = state
         self.batch = batch_specs(plan)
         self.taps = StageTaps(model, plan, split)
         self._make_passes, self._make_update = passes, update
@@ -92,11 +92,11 @@ class Stages:
 
     def weights(self, stage: Stage) -> list[Spec]:
         """Returns the specs of a stage's weights."""
-        return [self.specs["trainable"][index] for index in stage.trainable]
+        return [self.specs.trainable[index] for index in stage.trainable]
 
     def slot(self, slot: Slot) -> Spec:
         """Returns the spec of a value of the state."""
-        return self.specs[slot.role][slot.index]
+        return getattr(self.specs, slot.role)[slot.index]
 
     def value(self, number: int) -> Spec:
         """Returns the spec of a value passed between stages."""
@@ -150,15 +150,15 @@ def trace_stages(
     """
     tree = jax.tree.unflatten(plan.batch.treedef, batch_specs(plan))
     split = split_step(model, plan.mode, calls, marks, state, tree, plan.step_logs, plan.taps)
-    specs = dict(zip(ROLES[plan.mode], state, strict=True))
     platform = plan.group.platform
 
     def passes(stage: int) -> Passes:
         return make_passes(split.stages[stage], split, plan.recompute, platform)
 
     def update() -> SplitUpdate:
-        trainable, optimizer = specs["trainable"], specs["optimizer"]
-        return split_stage_update(model, split, trainable, optimizer, plan.accumulation, plan.taps)
+        return split_stage_update(
+            model, split, state.trainable, state.optimizer, plan.accumulation, plan.taps
+        )
 
     return Stages(model, plan, state, split, passes, update)
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from millrace.base.devices import DeviceGroup
 from millrace.base.pytrees import ArrayTree, SpecTree
-from millrace.programs.plan import Mode
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.split import Arrays
@@ -40,7 +39,7 @@ class KeptState:
         self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
         self._result_specs: dict[int, SpecTree] = {}  # by stage
 
-    def enter(self, mode: Mode, state: State, shape: Shape) -> StageState:
+    def enter(self, state: State, shape: Shape) -> StageState:
         """Returns a state of Keras as its stages hold it."""
         before = self._stage_state
         if before is not None and state is self._keras_state:
@@ -51,10 +50,10 @@ class KeptState:
             owners.update(builder.stages.update.owners)
         self._stage_state = None  # whose values would be held beside the new ones
         if builder.replicated is None:
-            return StageState(mode, state, builder, owners, self._groups)
+            return StageState(state, builder, owners, self._groups)
         before = before if isinstance(before, ReplicaStageState) else None
         resumed, self._resumed = self._resumed, ()
-        return ReplicaStageState(mode, state, builder, owners, self._groups, before, resumed)
+        return ReplicaStageState(state, builder, owners, self._groups, before, resumed)
 
     def metric_parts(self) -> list[jax.Array]:
         """Returns the metrics of each replica; none without replicas, or after a failure."""

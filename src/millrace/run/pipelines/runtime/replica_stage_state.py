@@ -12,8 +12,7 @@ import numpy as np
 
 from millrace._compat.jax_arrays import uncommitted
 from millrace.base.devices import DeviceGroup, put_on
-from millrace.programs.plan import ROLES, Mode
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.runtime.stage_state import StageState
@@ -24,7 +23,6 @@ class ReplicaStageState(StageState):
 
     def __init__(
         self,
-        mode: Mode,
         state: State,
         builder: StageBuilder,
         owners: Mapping[Slot, int],
@@ -35,7 +33,6 @@ class ReplicaStageState(StageState):
         """Puts the values into their layouts.
 
         Args:
-            mode: of the loop.
             state: as Keras keeps it.
             builder: of the programs, with the layout of each value.
             owners: the stage of each value.
@@ -54,10 +51,10 @@ class ReplicaStageState(StageState):
         self._by_replica = {} if before is None else dict(before._by_replica)
         self._keras_values = {
             Slot(role, index): value
-            for role, values in zip(ROLES[mode], state, strict=True)
+            for role, values in state.items()
             for index, value in enumerate(values)
         }
-        super().__init__(mode, state, builder, owners, groups)
+        super().__init__(state, builder, owners, groups)
         self._from_keras, self._keras_values = {}, {}
 
     def lay(self, value: jax.Array, slot: Slot, stage: int) -> jax.Array:
@@ -99,7 +96,9 @@ class ReplicaStageState(StageState):
                 if shared:
                     self[slot] = value
         self._exported = {}
-        return tuple(Values(map(self._export, self._values[role])) for role in self._roles)
+        return State().replace(
+            **{role: map(self._export, values) for role, values in self._values.items()}
+        )
 
     def metrics(self) -> tuple[Arrays]:
         """Returns the arguments of the program of logs: all replicas' values, at the last stage."""

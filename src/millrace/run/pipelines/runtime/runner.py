@@ -131,7 +131,7 @@ class PipelineRunner:
             if self._clock is not None:
                 self._clock.begin(begin)
             if self._values is None:
-                self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
+                self._values = self._kept.enter(state, batches[0].shape)
                 self._taps.begin(state, batches[0].shape)
                 self._values.free_moved()
             run = self._update if trains else self._forward

@@ -7,8 +7,7 @@ import jax
 from millrace._compat.jax_arrays import free_unless_shared, uncommitted
 from millrace.base.devices import DeviceGroup, put_on
 from millrace.base.pytrees import Layout
-from millrace.programs.plan import ROLES, Mode
-from millrace.programs.steps.state import State, Values
+from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.stages import moves, state_groups
@@ -25,14 +24,12 @@ class StageState:
 
     def __init__(
         self,
-        mode: Mode,
         state: State,
         builder: StageBuilder,
         owners: Mapping[Slot, int],
         groups: Sequence[DeviceGroup],
     ):
         """Moves each value to the devices of the stage that it lives at."""
-        self._roles = ROLES[mode]
         self._builder = builder
         # Of values at a stage, where some are offloaded to host memory.
         self._layouts: dict[tuple[Slot, int], Layout | None] = {}
@@ -41,9 +38,7 @@ class StageState:
         self.copies: dict[tuple[Slot, int], jax.Array] = {}
         self._stages = builder.stages.split.stages
         self._groups = groups
-        self._values: dict[str, Arrays] = {
-            role: list(values) for role, values in zip(self._roles, state, strict=True)
-        }
+        self._values: dict[str, Arrays] = {role: list(values) for role, values in state.items()}
         self._moved: list[jax.Array] = []  # as Keras gave them; their copies are in `_values`
         for role, values in self._values.items():
             for index, value in enumerate(values):
@@ -91,7 +86,7 @@ class StageState:
         program of the model in one piece takes over, they are of no use any more.
         """
         moved, self._moved = self._moved, []
-        if "optimizer" in self._roles and moved:
+        if self._values["optimizer"] and moved:
             values = [value for values in self._values.values() for value in values]
             free_unless_shared(jax.block_until_ready(moved), jax.block_until_ready(values))
 
@@ -116,12 +111,14 @@ class StageState:
         for slots, values in zip(self._changing_slots, self.changing, strict=True):
             for slot, value in zip(slots, values, strict=bool(values)):
                 self[slot] = value
-        return tuple(Values(map(uncommitted, self._values[role])) for role in self._roles)
+        return State().replace(
+            **{role: map(uncommitted, values) for role, values in self._values.items()}
+        )
 
     def metrics(self) -> tuple[Arrays]:
         """Returns the arguments of the program of logs: the metrics' values, at the last stage."""
         device = self._groups[-1].devices[0]
-        return ([on_device(value, device) for value in self.state()[-1]],)
+        return ([on_device(value, device) for value in self.state().metric],)
 
     def _changing(self, stage: int, slots: Sequence[Slot]) -> Arrays:
         del stage

@@ -64,12 +64,12 @@ class TapCollector:
     def begin(self, state: State, shape: Shape) -> None:
         """Reads the update count from the state with which an execution begins."""
         if self._every > 1:
-            self._count.begin(state[2][shape.builder.stages.taps.iterations])
+            self._count.begin(state.optimizer[shape.builder.stages.taps.iterations])
 
     def end(self, state: State, shape: Shape) -> None:
         """Remembers which value of the state is the update count after an execution."""
         if self._every > 1:
-            self._count.end(state[2][shape.builder.stages.taps.iterations])
+            self._count.end(state.optimizer[shape.builder.stages.taps.iterations])
 
     def before(self, state: StageState, shape: Shape) -> ChangingState | None:
         """Returns a copy of the changing state to restore, if the update may be halted."""
