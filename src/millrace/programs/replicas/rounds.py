@@ -23,8 +23,9 @@ from millrace.programs.plan import LoopForm, Mode, Plan
 from millrace.programs.replicas import state_rules
 from millrace.programs.replicas.logs import Records, ReplicaRecords
 from millrace.programs.replicas.placement import own_part, with_axis
-from millrace.programs.replicas.reduce import GradientReduction, add_up
+from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.replicas.state_rules import TracedStep
+from millrace.programs.replicas.sums import add_up
 from millrace.programs.steps.accumulate import Factor, Gradients, coefficient_of, make_accumulator
 from millrace.programs.steps.loop import batch_at
 from millrace.programs.steps.offload import fetched, fetched_after, offloaded
@@ -290,7 +291,7 @@ class Rounds:
         rules = self._step.rules
         shares = state_rules.shares(rules, carry.non_trainable, *self._had(start, count))
         if sums is None:
-            added = add_up(shares, self._plan)
+            added = add_up(shares, self._plan.group)
         else:
             sums, added = self._reduction.add_up(sums, shares)
         active = jnp.minimum(count, self._plan.replicas)
@@ -317,7 +318,7 @@ class Rounds:
             return state
 
         def under_mesh(parts: list[jax.Array]) -> list[jax.Array]:
-            return add_up(own_part(parts), self._plan)
+            return add_up(own_part(parts), self._plan.group)
 
         sums = jax.shard_map(
             under_mesh,
