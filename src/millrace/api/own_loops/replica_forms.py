@@ -24,7 +24,7 @@ from millrace.api.own_loops.scope import put, value_of
 from millrace.base.devices import REPLICA, WHOLE, DeviceGroup, put_on, put_parts
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
 from millrace.programs.replicas.sums import of_all, of_first
-from millrace.programs.replicas.transform import OWN, on_replicas, spec_on
+from millrace.programs.replicas.transform import OWN, on_replicas, specs_on
 from millrace.programs.taps.taps import Tapped
 
 Variables = Sequence[keras.Variable]
@@ -95,7 +95,7 @@ class ReplicaForm:
         """Returns the spec of the values of all replicas, given that of one replica's value."""
         if self._group is None:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding)
-        return spec_on(self._group, _kind(is_split), spec)
+        return specs_on(self._group, _kind(is_split), spec)
 
     def take_device_of(self, values: Sequence[Array]) -> None:
         """Takes the device to which values are bound for that of all programs."""

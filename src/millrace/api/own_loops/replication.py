@@ -5,8 +5,8 @@
     in_replica(index, count)      sets it, for replicas that are run in another way
     cross_replica_sum(x, 2)       groups of neighbours: 0 + 1 | 2 + 3 | ...
 
-Each replica runs on a device of its own (`programs/replicas/transform.py`), and sums are added up in
-the order of the replicas (`programs/replicas/sums.py`).
+Each replica runs on a device of its own (`programs/replicas/transform.py`). Their sums have a fixed
+order (`programs/replicas/sums.py`).
 """
 
 import functools

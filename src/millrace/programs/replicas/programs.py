@@ -24,10 +24,11 @@ from millrace._compat.jax_memory import is_on_host
 from millrace.base.pytrees import ArrayTree, LayoutTree, SpecTree
 from millrace.programs.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.replicas.logs import ReplicaLogs, ReplicaRecords
-from millrace.programs.replicas.placement import layouts, specs_of, split_spec
+from millrace.programs.replicas.placement import layouts, specs_of
 from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.replicas.rounds import Rounds, StepRange
 from millrace.programs.replicas.state_rules import TracedStep
+from millrace.programs.replicas.transform import OWN, specs_on
 from millrace.programs.steps.accumulate import make_accumulator, scale_of
 from millrace.programs.steps.loop import (
     Computed,
@@ -156,9 +157,9 @@ class ReplicaProgramBuilder:
         return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
-        values, plan = self._state.non_trainable, self._plan
-        held = [split_spec(plan, values[index]) for index in self._rounds.differing]
-        return [*self._reduction.sums, *held]
+        values = [self._state.non_trainable[k] for k in self._rounds.differing]
+        differing = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+        return [*self._reduction.sums, *specs_on(self._plan.group, OWN, differing)]
 
     def _updates(self, form: LoopForm) -> Callable[..., tuple[State, ArrayTree, Taps]]:
         accumulation, update_steps = self._plan.accumulation, self._plan.update_steps

@@ -14,10 +14,15 @@ from jax.sharding import PartitionSpec
 
 from millrace.base.devices import REPLICA
 from millrace.programs.plan import Plan
-from millrace.programs.replicas.placement import axis_of, split_spec
+from millrace.programs.replicas import state_rules
+from millrace.programs.replicas.placement import axis_of
+from millrace.programs.replicas.state_rules import Rule
 from millrace.programs.replicas.sums import add_up, packs
+from millrace.programs.replicas.transform import OWN, specs_on
 from millrace.programs.steps.accumulate import Gradients, largest_of_replicas, make_accumulator
 from millrace.programs.steps.offload import host_layouts, with_host_layouts
+from millrace.programs.steps.repetition import Index
+from millrace.programs.steps.scopes import ACCUMULATION
 
 
 class GradientReduction:
@@ -44,12 +49,13 @@ class GradientReduction:
             for axis in self._axes
         ]
         zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
-        sums = [split_spec(plan, spec) for spec in zeros]
+        sums = specs_on(plan.group, OWN, zeros)
         # Layouts of the sums in host memory between micro-batches; None if not offloaded.
         self.host_layouts = host_layouts(plan, "gradient", sums, plan.group.split(0))
-        # Specs of the accumulated gradients, [replicas, ...].
+        # Specs of the accumulated gradients, [replicas, ...]; [...] of one replica.
         self.sums = with_host_layouts(sums, self.host_layouts)
 
+    @jax.named_scope(ACCUMULATION)
     def zeros(self) -> Gradients:
         """Returns the initial accumulated gradients, `[replicas, ...]`."""
         return [jnp.zeros(spec.shape, spec.dtype) for spec in self.sums]
@@ -83,6 +89,37 @@ class GradientReduction:
             axis = self._axes[index]
             reduced[index] = value if axis is None else self._own_part(value, axis)
         return reduced, sums[len(summed) :]
+
+    def agree(
+        self,
+        gradients: Sequence[jax.Array],
+        rules: Sequence[Rule],
+        values: Sequence[jax.Array],
+        start: Index,
+        count: Index,
+        others: Sequence[jax.Array] = (),
+    ) -> tuple[Gradients, list[jax.Array], list[jax.Array]]:
+        """Makes the values of all replicas the same, and adds up gradients, in one operation.
+
+        Args:
+            gradients: of this replica.
+            rules: say how each of the values becomes the same.
+            values: of the state, of this replica.
+            start: first step since the replicas had the same values; step `k` is that of replica
+                `k % replicas`.
+            count: number of these steps.
+            others: more values, to be added up.
+
+        Returns:
+            Gradients as `add_up` returns them, the new values, and the sums of the others.
+        """
+        me, replicas = lax.axis_index(REPLICA), self._plan.replicas
+        had, last = (me - start) % replicas < count, me == (start + count - 1) % replicas
+        shares = state_rules.shares(rules, values, had, last)
+        gradients, sums = self.add_up(gradients, [*others, *shares])
+        active = jnp.minimum(count, replicas)
+        new = state_rules.merged(rules, values, sums[len(others) :], active)
+        return gradients, new, sums[: len(others)]
 
     def _own_part(self, value: jax.Array, axis: int) -> jax.Array:
         size = value.shape[axis] // self._plan.replicas

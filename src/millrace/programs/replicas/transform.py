@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from millrace.base.devices import PARTS, REPLICA, DeviceGroup
-from millrace.base.pytrees import ArrayTree
+from millrace.base.devices import PARTS, REPLICA, WHOLE, DeviceGroup
+from millrace.base.pytrees import ArrayTree, SpecTree
 
 Results = TypeVar("Results")
 
@@ -71,20 +71,29 @@ def partition_of(kind: PartitionSpec | _Kind) -> PartitionSpec:
     return PARTS if kind is OWN else kind  # type: ignore[return-value]
 
 
-def spec_on(
-    group: DeviceGroup, kind: PartitionSpec | _Kind, spec: jax.ShapeDtypeStruct
-) -> jax.ShapeDtypeStruct:
-    """Returns the spec of the values of all replicas, given that of one replica's.
+def specs_on(group: DeviceGroup, kinds: Kinds, specs: SpecTree) -> Any:
+    """Returns the specs of the values of all replicas, given those of one replica.
 
     Args:
-        group: a device for each replica.
-        kind: `WHOLE` or `OWN`.
-        spec: of one replica's value.
+        group: a device for each replica; of one alone, the specs stay as they are.
+        kinds: `WHOLE` or `OWN`, as for `on_replicas`.
+        specs: of one replica's values. Those with a layout are of all replicas already.
     """
-    if kind is OWN:
-        shape = (group.replicas, *spec.shape)
-        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=group.split(0))
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=group.whole)
+    if group.replicas == 1:
+        return specs
+
+    def on_all(kind: PartitionSpec | _Kind, specs: SpecTree) -> Any:
+        lead, layout = ((), group.whole) if kind == WHOLE else ((group.replicas,), group.split(0))
+        return jax.tree.map(
+            lambda spec: (
+                spec
+                if spec.sharding is not None
+                else jax.ShapeDtypeStruct((*lead, *spec.shape), spec.dtype, sharding=layout)
+            ),
+            specs,
+        )
+
+    return jax.tree.map(on_all, kinds, specs)
 
 
 def _of_one(kind: PartitionSpec | _Kind, values: ArrayTree) -> Any:

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Slot
 from millrace.run.pipelines.programs.stages import state_groups
-from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.stage_state import StageState
 
 
@@ -26,9 +25,8 @@ class ChangingState:
         """Puts the values back."""
         for stage, (values, slots) in enumerate(zip(self._values, self._slots, strict=True)):
             self._state.changing[stage] = values
-            replicated = self._builder.replicated
-            if values and replicated is not None and isinstance(self._state, ReplicaStageState):
-                shared = replicated.is_whole(stage)
+            if values:
+                shared = self._builder.is_whole(stage)
                 own = [k for k, is_shared in enumerate(shared) if not is_shared]
                 whole = [self._whole[slots[k]] for k in own]
                 self._state.reduce_replicas(stage, [values[k] for k in own], whole)

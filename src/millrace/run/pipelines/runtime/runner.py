@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import cast
 
 import jax
 import numpy as np
@@ -34,7 +33,6 @@ from millrace.run.pipelines.runtime.micro_batches import (
     micro_batches,
     next_update,
 )
-from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.taps import TapCollector
@@ -276,11 +274,9 @@ class PipelineRunner:
 
     def _reduce_replicas(self, shape: Shape, sums: list[Arrays], steps: int) -> None:
         """Adds up the results of `steps` steps over replicas."""
-        if self._replicas > 1:
+        if self._replicas > 1 and self._values is not None:
             for stage in shape.stages:
-                stage.reduce_replicas(
-                    sums, cast(ReplicaStageState, self._values), np.array([0, steps], np.int32)
-                )
+                stage.reduce_replicas(sums, self._values, np.array([0, steps], np.int32))
 
     def _call_results(
         self, results: dict[int, jax.Array], micro_batch: MicroBatch, state: StageState
