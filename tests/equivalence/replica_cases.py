@@ -24,7 +24,7 @@ import pytest
 from keras import layers, ops
 
 from millrace.compilation.executables import executable
-from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
+from millrace.run.pipelines.runtime.stage_state import StageState
 
 REPLICAS = 2  # where nothing else is said
 STEPS = 2  # of each replica in an update
@@ -131,7 +131,7 @@ def fit_and_watch(
     copy of each value, so that `model(x)` can put them together.
     """
     laid: list[Laid] = []
-    export = ReplicaStageState._export
+    export = StageState._export
 
     def spy(self: Any, value: Any) -> Any:
         if isinstance(value, jax.Array):
@@ -144,7 +144,7 @@ def fit_and_watch(
         return export(self, value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReplicaStageState, "_export", spy)
+        patch.setattr(StageState, "_export", spy)
         outcome = pipes.fit(case, model, **arguments)
     assert any(len(each.devices) == replicas for each in laid)
     return outcome, laid

@@ -22,12 +22,12 @@ from millrace._compat.jaxpr import Graph, add_host_work, trace
 from millrace.api.own_loops.chunk import ChunkResult, IterationCarry, empty_outs, run_chunk
 from millrace.api.own_loops.exchange import HOST_TIME, LONG_TIME, REPLICA_TIME, Exchange
 from millrace.api.own_loops.iteration import Iteration, specs_of
-from millrace.api.own_loops.replica_sums import of_all
 from millrace.api.own_loops.replication import current_group, replicas
 from millrace.api.own_loops.scope import refuse_driven_loop
 from millrace.base.devices import REPLICA
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.replicas.sums import of_all
 from millrace.programs.steps.program import INDEX
 from millrace.programs.taps.taps import Tapped
 

@@ -1,14 +1,14 @@
-"""The forms in which a program runs as replicas: its arguments, its trace, its new values.
+"""The form in which a program runs as replicas: its arguments, its trace, its new values.
 
     one replica     values [...]                   the function itself
-    several         values [R, ...] in R parts     a device each, `jax.shard_map`
+    several         values [R, ...] in R parts     a device each: `programs/replicas/transform.py`
 
 The results are those of the function, of replica 0, and taps `[R, ...]`. A value is either split,
 with one part for each replica, or whole: all replicas have the same.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +19,12 @@ from jax import lax
 
 from millrace._compat.jaxpr import Graph, trace
 from millrace.api.own_loops.copies import copies_of, put_copies, values_to_read
-from millrace.api.own_loops.replica_sums import of_all, of_first
-from millrace.api.own_loops.replication import ReplicaLaunch, in_trace, looking, on_devices
+from millrace.api.own_loops.replication import ReplicaLaunch, in_trace, looking
 from millrace.api.own_loops.scope import put, value_of
-from millrace.base.devices import PARTS, REPLICA, WHOLE, DeviceGroup, put_on, put_parts
+from millrace.base.devices import REPLICA, WHOLE, DeviceGroup, put_on, put_parts
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
+from millrace.programs.replicas.sums import of_all, of_first
+from millrace.programs.replicas.transform import OWN, on_replicas, specs_on
 from millrace.programs.taps.taps import Tapped
 
 Variables = Sequence[keras.Variable]
@@ -42,10 +43,7 @@ class ProgramResults(NamedTuple):
 
 
 class ReplicaForm:
-    """How the replicas of a program run; this one is that of a function without replicas."""
-
-    # Whether each of the results of a program is split.
-    results = ProgramResults(AS_WHOLE, IN_PARTS, IN_PARTS, AS_WHOLE)  # type: ignore[arg-type]
+    """How the replicas of a program run, each on a device, or one where its values are."""
 
     def __init__(self, group: DeviceGroup | None = None):
         """Sets the replicas.
@@ -53,10 +51,14 @@ class ReplicaForm:
         Args:
             group: a device for each; None for one on the default device.
         """
+        self._group = group
         self.count = 1 if group is None else group.replicas
         self.devices = None if group is None else group.devices  # of the program
         # Replicas of this process.
         self.local: Sequence[int] = (0,) if group is None else group.local
+        # Whether each of the results of a program is split; each process has the taps of all.
+        taps = IN_PARTS if self.is_local else AS_WHOLE
+        self.results = ProgramResults(AS_WHOLE, taps, IN_PARTS, AS_WHOLE)
         self._sharding: jax.sharding.Sharding | None = None  # where values are bound to a device
         self._copying: dict[tuple[bool, ...], Callable[..., list[jax.Array]]] = {}
 
@@ -67,11 +69,12 @@ class ReplicaForm:
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes; it may be in another trace."""
-        return nullcontext()
+        return looking(self._group)
 
     def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
         """Traces the function of one replica; returns its graph and the specs of its results."""
-        return trace(function, *specs)
+        axes = [] if self._group is None else [(REPLICA, self.count)]
+        return trace(in_trace(function, self._group), *specs, axes=axes)
 
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
@@ -83,11 +86,16 @@ class ReplicaForm:
             arguments: for each, a tree of `IN_PARTS` and `AS_WHOLE`.
             results: the same for its results.
         """
-        return function
+        if self._group is None:
+            return function
+        kinds = jax.tree.map(_kind, (tuple(arguments), results))
+        return on_replicas(in_trace(function, self._group), self._group, *kinds)
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, given that of one replica's value."""
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding)
+        if self._group is None:
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding)
+        return specs_on(self._group, _kind(is_split), spec)
 
     def take_device_of(self, values: Sequence[Array]) -> None:
         """Takes the device to which values are bound for that of all programs."""
@@ -99,8 +107,13 @@ class ReplicaForm:
     def values(
         self, changed: Variables, fixed: Variables
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Returns the values of variables that the program assigns, and of others that it reads."""
-        return list(map(value_of, changed)), list(map(value_of, fixed))
+        """Returns the values of variables that the program assigns, and of others that it reads.
+
+        Of several replicas the former are split, the latter where replicas have their own.
+        """
+        if self._group is None:
+            return list(map(value_of, changed)), list(map(value_of, fixed))
+        return copies_of(changed, self._group), values_to_read(fixed, self._group)
 
     def are_split(self, fixed: Variables, values: Sequence[jax.Array]) -> list[bool]:
         """Returns for each variable that a program only reads whether its value is split."""
@@ -109,11 +122,14 @@ class ReplicaForm:
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns whole values where the program takes them."""
-        return list(arrays)
+        if self._group is None:
+            return list(arrays)
+        return [put_on(array, self._group.whole) for array in arrays]
 
     def parts(self, tree: ArrayTree) -> ArrayTree:
         """Returns values for the replicas of this process, `[local, ...]`, as split ones."""
-        return tree
+        group = self._group
+        return tree if group is None else jax.tree.map(lambda v: put_parts(v, group, 0), tree)
 
     def copies(self, values: Sequence[Array], are_split: Sequence[bool]) -> list[jax.Array]:
         """Returns copies of values, all of them split."""
@@ -122,81 +138,6 @@ class ReplicaForm:
             copying = self.mapped(_copy, [[*key]], IN_PARTS)
             self._copying[key] = jax.jit(copying)
         return self._copying[key](list(values))
-
-    def ending(self, results: ProgramResults) -> ProgramResults:
-        """Adds to the program of one replica what others need of its results."""
-        return results
-
-    def smallest(self, number: int) -> int:
-        """Returns the smallest of the processes' numbers."""
-        return number
-
-    def assign(
-        self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
-    ) -> None:
-        """Assigns variables their new values, of replica 0, and keeps those of the others."""
-        put(changed, new)
-
-    def result(self, result: Any) -> Any:
-        """Returns whole results of a program as arrays of one device."""
-        return result
-
-
-class ReplicasOnDevices(ReplicaForm):
-    """Each replica on a device of its own, of this process or of several."""
-
-    def __init__(self, group: DeviceGroup):
-        super().__init__(group)
-        self._group = group
-        if not group.is_local:  # each process has the taps of all
-            self.results = self.results._replace(tapped=AS_WHOLE)
-
-    def looking(self) -> AbstractContextManager[Any]:
-        """Surrounds traces that only look for variables and shapes; it may be in another trace."""
-        return looking(self._group)
-
-    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
-        """Traces the function of one replica; returns its graph and the specs of its results."""
-        return trace(in_trace(function, self._group), *specs, axes=[(REPLICA, self.count)])
-
-    def mapped(
-        self, function: Callable[..., Any], arguments: Any, results: Any
-    ) -> Callable[..., Any]:
-        """Makes a function that runs on all devices."""
-
-        def one(*trees: ArrayTree) -> ArrayTree:
-            own = jax.tree.map(
-                lambda split, tree: _first(tree) if split else tree, arguments, trees
-            )
-            return jax.tree.map(_with_axis, results, function(*own))
-
-        def _with_axis(is_split: bool, tree: ArrayTree) -> ArrayTree:
-            return jax.tree.map(lambda leaf: leaf[None] if is_split else jnp.asarray(leaf), tree)
-
-        arguments = tuple(arguments)
-        specs = jax.tree.map(_mesh_spec, (arguments, results))
-        return on_devices(one, self._group, *specs)
-
-    def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
-        """Returns the spec of the values of all replicas, with their devices."""
-        shape, layout = (self.count, *spec.shape), self._group.split(0)
-        if not is_split:
-            shape, layout = spec.shape, self._group.whole
-        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=layout)
-
-    def values(
-        self, changed: Variables, fixed: Variables
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Returns the values of variables: in parts, or whole on each device."""
-        return copies_of(changed, self._group), values_to_read(fixed, self._group)
-
-    def arguments(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns whole values on each device."""
-        return [put_on(array, self._group.whole) for array in arrays]
-
-    def parts(self, tree: ArrayTree) -> ArrayTree:
-        """Returns values for the replicas of this process, `[local, ...]`, on their devices."""
-        return jax.tree.map(lambda leaf: put_parts(leaf, self._group, 0), tree)
 
     def ending(self, results: ProgramResults) -> ProgramResults:
         """Sends the results of replica 0, and the taps of all, to the other processes."""
@@ -213,29 +154,29 @@ class ReplicasOnDevices(ReplicaForm):
     def assign(
         self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
     ) -> None:
-        """Assigns variables the values of replica 0, and keeps those of all."""
+        """Assigns variables their new values, of replica 0, and keeps those of the others."""
+        if self._group is None:
+            put(changed, new)
+            return
         if first is None and not self.is_local:
             first = jax.jit(self.mapped(of_first, [IN_PARTS], AS_WHOLE))(new)
         put_copies(changed, new, first)
 
     def result(self, result: Any) -> Any:
-        """Returns the result of replica 0, on the first device of this process."""
+        """Returns whole results of a program as arrays of one device, the first of this process."""
+        if self._group is None:
+            return result
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
 
 def form_of(launch: ReplicaLaunch | None) -> ReplicaForm:
     """Returns the way in which replicas run on the devices of a launch; None for one replica."""
-    group = None if launch is None else launch.group
-    return ReplicaForm() if group is None else ReplicasOnDevices(group)
+    return ReplicaForm(None if launch is None else launch.group)
 
 
-def _mesh_spec(is_split: bool) -> jax.sharding.PartitionSpec:
-    return PARTS if is_split else WHOLE
+def _kind(is_split: bool) -> Any:
+    return OWN if is_split else WHOLE
 
 
 def _copy(values: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(value) for value in values]
-
-
-def _first(tree: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda leaf: leaf[0], tree)

@@ -1,18 +1,17 @@
 """Replicas of a function: the index of the current one, their number, and sums over them.
 
     launching(devices)            functions compiled inside run as a replica on each device
-    on_devices(function, group)   replica 0 | replica 1 | ... | replica R - 1
     replication_index()           index of the current replica, 0 .. replicas() - 1
     in_replica(index, count)      sets it, for replicas that are run in another way
     cross_replica_sum(x, 2)       groups of neighbours: 0 + 1 | 2 + 3 | ...
 
-Each replica runs on a device of its own: `jax.shard_map` exchanges the values, which are added up
-in the order of the replicas (`replica_sums.py`).
+Each replica runs on a device of its own (`programs/replicas/transform.py`). Their sums have a fixed
+order (`programs/replicas/sums.py`).
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from millrace.api.own_loops.replica_sums import totals
 from millrace.base.devices import REPLICA, DeviceGroup
 from millrace.base.options import whole_number
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.programs.replicas.sums import totals
 
 ReducedTree = TypeVar("ReducedTree")
 ReplicaResults = TypeVar("ReplicaResults")
@@ -118,14 +117,16 @@ def in_replica(index: ReplicaIndex | None, count: int) -> AbstractContextManager
 
 
 def in_trace(
-    function: Callable[..., ReplicaResults], group: DeviceGroup
+    function: Callable[..., ReplicaResults], group: DeviceGroup | None
 ) -> Callable[..., ReplicaResults]:
     """Makes a function know its replica when it is traced under the axis `REPLICA`.
 
     Args:
         function: of one replica.
-        group: a device for each replica.
+        group: a device for each replica; None for one replica, which has no axis.
     """
+    if group is None:
+        return function
 
     def one(*args: Any) -> ReplicaResults:
         index = lax.axis_index(REPLICA).astype(jnp.int32)
@@ -135,27 +136,11 @@ def in_trace(
     return one
 
 
-def looking(group: DeviceGroup) -> AbstractContextManager[Any]:
+def looking(group: DeviceGroup | None) -> AbstractContextManager[Any]:
     """Sets the replicas for a trace in which the shapes of one replica alone matter."""
+    if group is None:  # it may be in the trace of a replica
+        return nullcontext()
     return _replica.bound_to(_Replica(group.replicas, group=group))
-
-
-def on_devices(
-    function: Callable[..., ReplicaResults], group: DeviceGroup, in_specs: Any, out_specs: Any
-) -> Callable[..., ReplicaResults]:
-    """Makes a function of the values of all replicas, each of which runs on a device of its own.
-
-    Args:
-        function: of one replica. It sees its part of a split value as `[1, ...]`.
-        group: a device for each replica.
-        in_specs: `PARTS` or `WHOLE` for each argument, as for `jax.shard_map`.
-        out_specs: of the results.
-    """
-    one = in_trace(function, group)
-    # Replicas may hold different values in what counts as equal: see `check_vma` of JAX.
-    return jax.shard_map(
-        one, mesh=group.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
 
 
 def watching_exchanges() -> AbstractContextManager[list[int] | None]:

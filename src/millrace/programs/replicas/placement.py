@@ -20,31 +20,11 @@ from functools import partial
 import jax
 import numpy as np
 
-from millrace.base.devices import put_on
+from millrace.base.devices import DeviceGroup, put_on
+from millrace.base.pytrees import Array
 from millrace.programs.plan import Plan
-from millrace.programs.steps.offload import Shaped, Tree, host_layout
+from millrace.programs.steps.offload import Shaped, host_layout
 from millrace.programs.steps.state import State
-
-
-def own_part(values: Iterable[jax.Array]) -> list[jax.Array]:
-    """Returns this replica's values without the axis of replicas, which is `[1, ...]` here."""
-    return [value[0] for value in values]
-
-
-def with_axis(values: Tree) -> Tree:
-    """Returns one replica's values with the axis of replicas, `[1, ...]`."""
-    return jax.tree.map(lambda value: value[None], values)
-
-
-def whole_spec(plan: Plan, spec: Shaped) -> jax.ShapeDtypeStruct:
-    """Returns the spec of a value that is whole on every replica."""
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=plan.group.whole)
-
-
-def split_spec(plan: Plan, spec: Shaped) -> jax.ShapeDtypeStruct:
-    """Returns the spec of the values of all replicas, `[replicas, ...]`, from that of one."""
-    shape = (plan.replicas, *spec.shape)
-    return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=plan.group.split(0))
 
 
 def shared_axis(shape: tuple[int, ...], replicas: int) -> int | None:
@@ -91,17 +71,35 @@ def specs_of(plan: Plan, state: State) -> State:
     )
 
 
-def merged_metrics(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Adds up the metric states of the replicas: in Keras these are sums and counts."""
-    return [value.sum(axis=0, dtype=value.dtype) for value in parts]
-
-
 def specs_of_programs(plan: Plan, specs: State) -> State:
     """Returns the specs of a state of Keras in the form that programs take."""
     if plan.replicas == 1:
         return specs
     parts = [jax.ShapeDtypeStruct((plan.replicas, *m.shape), m.dtype) for m in specs.metric]
     return specs.replace(metric_parts=parts)
+
+
+def spread(
+    value: Array, group: DeviceGroup, role: str, resumed: np.ndarray | None = None
+) -> jax.Array:
+    """Returns a value of each replica, `[replicas, ...]`, that begins with one of Keras.
+
+    Of a metric, whose values are sums and counts, only the first replica gets it, and the others
+    begin at zero.
+
+    Args:
+        value: of Keras.
+        group: a device for each replica.
+        role: of the value in the state.
+        resumed: values of the replicas in a checkpoint; unused if these were of other replicas.
+    """
+    shape = (group.replicas, *value.shape)
+    if resumed is not None and resumed.shape == shape:
+        return put_on(resumed, group.split(0))
+    values = np.broadcast_to(np.asarray(value), shape).copy()
+    if role == "metric":
+        values[1:] = 0
+    return put_on(values, group.split(0))
 
 
 class Placement:
@@ -152,14 +150,10 @@ class Placement:
         if len(values) == len(last) and all(map(operator.is_, values, last)):
             return self.parts
         resumed, self._resumed = self._resumed, ()
-        if [part.shape for part in resumed] == [(group.replicas, *v.shape) for v in values]:
-            return [put_on(part, group.split(0)) for part in resumed]
-        parts = []
-        for value in values:
-            spread = np.zeros((group.replicas, *value.shape), value.dtype)
-            spread[0] = np.asarray(value)
-            parts.append(put_on(spread, group.split(0)))
-        return parts
+        if [part.shape for part in resumed] != [(group.replicas, *v.shape) for v in values]:
+            resumed = [None] * len(values)
+        pairs = zip(values, resumed, strict=True)
+        return [spread(value, group, "metric", part) for value, part in pairs]
 
 
 def _is_placed(value: jax.Array, layout: jax.sharding.Sharding) -> bool:

@@ -1,18 +1,9 @@
-"""Sums over replicas: the gradients of all replicas become one, once per update.
-
-    accelerators, one process    an all-reduce of each array: XLA makes one of them
-    CPUs of several processes    all arrays in one: a sum's time hardly depends on its size
-
-Over gloo a sum takes 3.4 ms for 4 KB or 400 KB, and 20 ms in six arrays. Where the number of
-replicas is a power of two they add in pairs: each swaps with its neighbour and adds, then with the
-one two further on. Two replicas take 0.5 to 1.6 ms for it. The sums are the same in every bit on
-all replicas, as `a + b` is `b + a`.
+"""The reduction of gradients: those of all replicas become one, once per update.
 
 every replica's sum   [replicas, ...]   ->  their sum, whole on each device
                                         ->  or in equal parts, where the state is sharded
 """
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -23,43 +14,15 @@ from jax.sharding import PartitionSpec
 
 from millrace.base.devices import REPLICA
 from millrace.programs.plan import Plan
-from millrace.programs.replicas.placement import axis_of, split_spec
-from millrace.programs.steps.accumulate import Gradients, largest_of_replicas, make_accumulator
+from millrace.programs.replicas import state_rules
+from millrace.programs.replicas.placement import axis_of
+from millrace.programs.replicas.state_rules import Rule
+from millrace.programs.replicas.sums import add_up, packs
+from millrace.programs.replicas.transform import OWN, specs_on
+from millrace.programs.steps.accumulate import Gradients, make_accumulator
 from millrace.programs.steps.offload import host_layouts, with_host_layouts
-
-
-def add_up(values: Sequence[jax.Array], plan: Plan) -> list[jax.Array]:
-    """Returns the sum of each value over all replicas, on each of them."""
-    if not packs(plan):
-        return [lax.psum(value, REPLICA) for value in values]
-    of_dtype: dict[jnp.dtype, list[int]] = {}
-    for index, value in enumerate(values):
-        of_dtype.setdefault(value.dtype, []).append(index)
-    sums = list(values)
-    for indices in of_dtype.values():
-        packed = jnp.concatenate([jnp.ravel(values[index]) for index in indices])
-        packed, begin = _sum(packed, plan.replicas), 0
-        for index in indices:
-            end = begin + math.prod(values[index].shape)
-            sums[index] = packed[begin:end].reshape(values[index].shape)
-            begin = end
-    return sums
-
-
-def packs(plan: Plan) -> bool:
-    """Whether all arrays are concatenated for one sum."""
-    return plan.group.platform == "cpu" and not plan.group.is_local
-
-
-def _sum(value: jax.Array, replicas: int) -> jax.Array:
-    if replicas & (replicas - 1):
-        return lax.psum(value, REPLICA)
-    distance = 1
-    while distance < replicas:
-        swap = [(replica, replica ^ distance) for replica in range(replicas)]
-        value = value + lax.ppermute(value, REPLICA, swap)
-        distance *= 2
-    return value
+from millrace.programs.steps.repetition import Index
+from millrace.programs.steps.scopes import ACCUMULATION
 
 
 class GradientReduction:
@@ -86,12 +49,13 @@ class GradientReduction:
             for axis in self._axes
         ]
         zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
-        sums = [split_spec(plan, spec) for spec in zeros]
+        sums = specs_on(plan.group, OWN, zeros)
         # Layouts of the sums in host memory between micro-batches; None if not offloaded.
         self.host_layouts = host_layouts(plan, "gradient", sums, plan.group.split(0))
-        # Specs of the accumulated gradients, [replicas, ...].
+        # Specs of the accumulated gradients, [replicas, ...]; [...] of one replica.
         self.sums = with_host_layouts(sums, self.host_layouts)
 
+    @jax.named_scope(ACCUMULATION)
     def zeros(self) -> Gradients:
         """Returns the initial accumulated gradients, `[replicas, ...]`."""
         return [jnp.zeros(spec.shape, spec.dtype) for spec in self.sums]
@@ -108,23 +72,54 @@ class GradientReduction:
         Returns:
             Gradients, laid out as in `specs`, and the sums of the others.
         """
-        at_once = packs(self._plan)
+        at_once = packs(self._plan.group)
         reduced = list(gradients)
         summed: list[int] = []  # indices of those that are added up whole
         for index, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
             if self._overwrites[index]:
-                reduced[index] = largest_of_replicas(value)
+                reduced[index] = lax.pmax(value, REPLICA)  # see `accumulate.largest`
             elif axis is None or at_once:
                 summed.append(index)
             else:
                 reduced[index] = lax.psum_scatter(
                     value, REPLICA, scatter_dimension=axis, tiled=True
                 )
-        sums = add_up([*(gradients[index] for index in summed), *others], self._plan)
+        sums = add_up([*(gradients[index] for index in summed), *others], self._plan.group)
         for index, value in zip(summed, sums, strict=False):
             axis = self._axes[index]
             reduced[index] = value if axis is None else self._own_part(value, axis)
         return reduced, sums[len(summed) :]
+
+    def agree(
+        self,
+        gradients: Sequence[jax.Array],
+        rules: Sequence[Rule],
+        values: Sequence[jax.Array],
+        start: Index,
+        count: Index,
+        others: Sequence[jax.Array] = (),
+    ) -> tuple[Gradients, list[jax.Array], list[jax.Array]]:
+        """Makes the values of all replicas the same, and adds up gradients, in one operation.
+
+        Args:
+            gradients: of this replica.
+            rules: say how each of the values becomes the same.
+            values: of the state, of this replica.
+            start: first step since the replicas had the same values; step `k` is that of replica
+                `k % replicas`.
+            count: number of these steps.
+            others: more values, to be added up.
+
+        Returns:
+            Gradients as `add_up` returns them, the new values, and the sums of the others.
+        """
+        me, replicas = lax.axis_index(REPLICA), self._plan.replicas
+        had, last = (me - start) % replicas < count, me == (start + count - 1) % replicas
+        shares = state_rules.shares(rules, values, had, last)
+        gradients, sums = self.add_up(gradients, [*others, *shares])
+        active = jnp.minimum(count, replicas)
+        new = state_rules.merged(rules, values, sums[len(others) :], active)
+        return gradients, new, sums[: len(others)]
 
     def _own_part(self, value: jax.Array, axis: int) -> jax.Array:
         size = value.shape[axis] // self._plan.replicas

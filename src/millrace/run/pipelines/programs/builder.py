@@ -16,102 +16,38 @@ Each is for one stage. `changing` is the state that the stage's forward changes,
 that it only reads. Lists are in the order of the records of `run/pipelines/programs/split.py`.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 
-from millrace._compat.jaxpr import as_function, spec_of
+from millrace._compat.jaxpr import Graph, as_function, spec_of
 from millrace._compat.keras_steps import metric_logs
 from millrace.base.pytrees import Spec
 from millrace.programs.plan import Mode
-from millrace.programs.steps.offload import with_host_layouts
 from millrace.programs.steps.program import FACTOR, Program
 from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.run.pipelines.programs.stage_taps import bundle_of_update
-from millrace.run.pipelines.programs.stages import Layouts, Stages, moves, state_groups, with_sums
+from millrace.run.pipelines.programs.stages import StageLayouts, Stages, state_groups, with_sums
 
 T = TypeVar("T")
 
 
-class ReplicatedBuilder(Protocol):
-    """Makes the programs that only several replicas have."""
+class StageBuilder:
+    """Makes the programs of one mode of a pipelined model, for one shape of batch.
+
+    These are the programs of one replica, from which `replica_builder.py` makes those of several.
+    """
+
+    def __init__(self, stages: Stages, layouts: StageLayouts):
+        self.stages, self.layouts = stages, layouts
 
     def is_whole(self, index: int) -> list[bool]:
         """Returns for each value that a stage's forward changes whether all replicas share it."""
-        ...
-
-    def reduce_replicas(self, index: int) -> Program:
-        """Adds up the results of an update over replicas."""
-        ...
-
-
-class StageBuilder(Protocol):
-    """Makes the programs of one mode of a pipelined model, for one shape of batch."""
-
-    @property
-    def stages(self) -> Stages:
-        """The stages of the programs."""
-        ...
-
-    @property
-    def layouts(self) -> Layouts:
-        """The layouts of the values of the stages."""
-        ...
-
-    @property
-    def replicated(self) -> ReplicatedBuilder | None:
-        """The builder of the further programs of several replicas; None for one replica."""
-        ...
-
-    def forward(self, index: int) -> Program:
-        """One micro-batch through a stage."""
-        ...
-
-    def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch at a stage, added to the accumulators."""
-        ...
-
-    def backward_input(self, index: int) -> Program:
-        """The half of backward that computes cotangents, for which earlier stages wait."""
-        ...
-
-    def backward_weight(self, index: int) -> Program:
-        """The other half of backward: the gradients, added to the accumulators."""
-        ...
-
-    def zeros(self, index: int) -> Program:
-        """The gradient accumulators of a stage, all zero."""
-        ...
-
-    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
-        """One stage's part of the update, whose first argument are the values that it replaces.
-
-        It returns its outputs, tapped values, and a zero to wait for, since later updates take
-        over the memory of the outputs.
-        """
-        ...
-
-    def spec_of(self, slot: Slot) -> Spec:
-        """Returns the spec of an input of the update."""
-        ...
-
-    def logs(self, index: int) -> Program:
-        """The logs, computed from the values of the metrics."""
-        ...
-
-
-class OneReplicaBuilder:
-    """Makes the programs of one replica."""
-
-    replicated = None
-
-    def __init__(self, stages: Stages, layouts: Layouts):
-        self.stages, self.layouts = stages, layouts
+        return [True] * len(self.stages.split.stages[index].new_state)
 
     def forward(self, index: int) -> Program:
         """One micro-batch through a stage."""
@@ -147,8 +83,8 @@ class OneReplicaBuilder:
             return sent, new, results, residuals
 
         arguments = (
-            self.stages.weights(stage),
-            [self.stages.slot(slot) for slot in fixed],
+            self.layouts.weights(index),
+            self.layouts.state(index, fixed),
             [self.stages.slot(slot) for slot in changing],
             [self.stages.batch[leaf] for leaf in stage.batch],
             [self.stages.value(number) for number in stage.carried],
@@ -157,41 +93,20 @@ class OneReplicaBuilder:
 
     def backward(self, index: int) -> Program:
         """The gradients of one micro-batch at a stage, added to the accumulators."""
-        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
-        run = as_function(passes.backward)
-        add = self.stages.accumulator(stage).add
-
-        def backward(
-            weights: Arrays,
-            held: Arrays,
-            cotangents: Arrays,
-            accumulated: Arrays,
-            coefficient: jax.Array,
-        ) -> tuple[Arrays, ...]:
-            outputs = run(*weights, *held, *cotangents)
-            returned, gradients = _cut(outputs, [len(passes.returns)])
-            tapped = self.stages.taps.of_gradients(index, gradients)
-            return returned, add(accumulated, gradients, coefficient), *tapped
-
-        held, cotangents = self.stages.held(index), self.stages.cotangents(index)
-        arguments = (
-            self.stages.weights(stage), held, cotangents, self.layouts.accumulated(stage), FACTOR
-        )  # fmt: skip
-        results = with_sums(
-            self.layouts, index, returns=True, taps=self.stages.taps.backward(index) is not None
-        )
-        return self.stages.program("backward", index, backward, arguments, (3,), results)
+        passes = self.stages.passes(index)
+        inputs = (self.stages.held(index), self.stages.cotangents(index))
+        return self._adding("backward", index, passes.backward, inputs, len(passes.returns))
 
     def backward_input(self, index: int) -> Program:
         """The half of backward that computes cotangents, for which earlier stages wait."""
-        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
+        passes = self.stages.passes(index)
         run = as_function(passes.backward_input)
 
         def backward_input(weights: Arrays, held: Arrays, cotangents: Arrays) -> list[Arrays]:
             return _cut(run(*weights, *held, *cotangents), [len(passes.returns)])
 
         arguments = (
-            self.stages.weights(stage),
+            self.layouts.weights(index),
             self.stages.held(index),
             self.stages.cotangents(index),
         )
@@ -199,42 +114,61 @@ class OneReplicaBuilder:
 
     def backward_weight(self, index: int) -> Program:
         """The other half of backward: the gradients, added to the accumulators."""
-        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
-        run = as_function(passes.backward_weight)
-        add = self.stages.accumulator(stage).add
-
-        def backward_weight(
-            weights: Arrays,
-            held: Arrays,
-            cotangents: Arrays,
-            kept: Arrays,
-            accumulated: Arrays,
-            coefficient: jax.Array,
-        ) -> Arrays | tuple[Arrays, Arrays]:
-            gradients = run(*weights, *held, *cotangents, *kept)
-            added = add(accumulated, gradients, coefficient)
-            tapped = self.stages.taps.of_gradients(index, gradients)
-            return (added, tapped[0]) if tapped else added
-
+        passes = self.stages.passes(index)
         held, cotangents = self.stages.held(index), self.stages.cotangents(index)
-        kept = passes.backward_input.outvars[len(passes.returns) :]
-        arguments = (
-            self.stages.weights(stage),
+        inputs = (
             [held[k] for k in passes.weight_held],
             [cotangents[k] for k in passes.weight_cotangents],
-            [spec_of(var) for var in kept],
-            self.layouts.accumulated(stage),
-            FACTOR,
+            [spec_of(var) for var in passes.backward_input.outvars[len(passes.returns) :]],
         )
-        results = with_sums(self.layouts, index, taps=self.stages.taps.backward(index) is not None)
+        return self._adding("backward_weight", index, passes.backward_weight, inputs)
+
+    def _adding(
+        self,
+        name: str,
+        index: int,
+        graph: Graph,
+        inputs: tuple[list[Spec], ...],
+        returns: int | None = None,
+    ) -> Program:
+        """Returns the program of a pass that adds gradients to the accumulators of a stage.
+
+        Args:
+            name: of the pass.
+            index: of the stage.
+            graph: of the pass.
+            inputs: specs of its inputs after the weights.
+            returns: number of cotangents that it returns before the gradients; None: no list.
+        """
+        run = as_function(graph)
+        add = self.stages.accumulator(self.stages.split.stages[index]).add
+
+        def adding(*arguments: Any) -> Any:
+            *lists, accumulated, coefficient = arguments
+            returned, gradients = _cut(run(*itertools.chain(*lists)), [returns or 0])
+            tapped = self.stages.taps.of_gradients(index, gradients)
+            added = add(accumulated, gradients, coefficient)
+            if returns is not None:
+                return returned, added, *tapped
+            return (added, *tapped) if tapped else added
+
+        weights, sums = self.layouts.weights(index), self.layouts.reduction(index).sums
+        taps = self.stages.taps.backward(index) is not None
         return self.stages.program(
-            "backward_weight", index, backward_weight, arguments, (4,), results
+            name,
+            index,
+            adding,
+            (weights, *inputs, sums, FACTOR),
+            (len(inputs) + 1,),
+            with_sums(self.layouts, index, returns=returns is not None, taps=taps),
         )
 
     def zeros(self, index: int) -> Program:
         """The gradient accumulators of a stage, all zero."""
-        zeros = self.stages.accumulator(self.stages.split.stages[index]).zeros
-        return self.stages.program("zeros", index, zeros, (), (), with_sums(self.layouts, index))
+        reduction = self.layouts.reduction(index)
+        return self.stages.program(
+            "zeros", index, reduction.zeros, (), (), with_sums(self.layouts, index)
+        )
 
     def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
         """One stage's part of the update, whose first argument are the values that it replaces.
@@ -254,29 +188,15 @@ class OneReplicaBuilder:
             outputs, taps = _cut(values, [len(part.outputs)])
             return [*outputs, *(tapped.packed(taps) if tapped else []), jnp.zeros(())]
 
-        arguments = (
-            [specs[slot] for slot in replaced],
-            [specs[slot] for slot in part.inputs if slot not in replaced],
-        )
-        program = self.stages.program(name, index, update, arguments, (0,))
-        return (
-            self._offloaded(program, index, part, replaced) if moves(self.stages.plan) else program
-        )
-
-    def _offloaded(
-        self, program: Program, index: int, part: UpdatePart, replaced: Sequence[Slot]
-    ) -> Program:
-        """Returns a part of the update whose values lie as they do between updates."""
-        others = [slot for slot in part.inputs if slot not in replaced]
         arguments = tuple(
-            with_host_layouts(specs, [self.layouts.of(index, slot) for slot in slots])
-            for slots, specs in zip((replaced, others), program.arguments, strict=True)
+            self.layouts.specs(index, slots, [specs[slot] for slot in slots])
+            for slots in (replaced, [slot for slot in part.inputs if slot not in replaced])
         )
-        tapped = bundle_of_update(self.stages.update.taps, part, index)
-        whole = self.layouts.plans[index].group.whole
-        results = [self.layouts.of(index, slot) or whole for slot in part.outputs]
-        results += [whole] * (1 + (tapped.number if tapped else 0))
-        return replace(program, arguments=arguments, results=results)
+        results = self.layouts.results(index, part.outputs)
+        if results is not None:
+            whole = self.layouts.plans[index].group.whole
+            results = results + [whole] * (1 + (tapped.number if tapped else 0))
+        return self.stages.program(name, index, update, arguments, (0,), results)
 
     def spec_of(self, slot: Slot) -> Spec:
         """Returns the spec of an input of the update."""

@@ -35,7 +35,7 @@ from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.executables import log_ignored_boundaries
 from millrace.run.pipelines.assignment.layer_calls import LayerCall
-from millrace.run.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
+from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.equation_stages import Marks
 from millrace.run.pipelines.programs.imported_stages import (
     ImportedBuilder,
@@ -43,8 +43,8 @@ from millrace.run.pipelines.programs.imported_stages import (
     facts_of,
     is_exchangeable,
 )
-from millrace.run.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
-from millrace.run.pipelines.programs.stages import DeviceLayouts, StageSource, trace_stages
+from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
+from millrace.run.pipelines.programs.stages import StageLayouts, StageSource, trace_stages
 
 logger = logging.getLogger("millrace")
 
@@ -339,6 +339,6 @@ def make_builder(
     plans = [replace(plan, group=group) for group in groups]
     if plan.replicas == 1:
         stages = trace_stages(model, plan, calls, marks, state)
-        return OneReplicaBuilder(stages, DeviceLayouts(stages, plans))
+        return StageBuilder(stages, StageLayouts(stages, plans))
     stages = trace_stages(model, replace(plan, step_logs=False), calls, marks, state)
-    return ReplicaStageBuilder(stages, ReplicaLayouts(stages, plans))
+    return ReplicaStageBuilder(stages, StageLayouts(stages, plans))

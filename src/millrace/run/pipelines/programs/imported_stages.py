@@ -17,11 +17,11 @@ from millrace.base.pytrees import Spec
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
-from millrace.run.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
+from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.passes import Passes
 from millrace.run.pipelines.programs.split import Slot, Split
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
-from millrace.run.pipelines.programs.stages import DeviceLayouts, Layouts, Stages
+from millrace.run.pipelines.programs.stages import StageLayouts, Stages
 
 _NOTHING = Graph((), (), (), {})
 
@@ -73,10 +73,8 @@ def _bare_update(update: SplitUpdate) -> SplitUpdate:
     )
 
 
-class ImportedBuilder:
+class ImportedBuilder(StageBuilder):
     """Makes the programs of imported stages, where they have not been imported themselves."""
-
-    replicated = None
 
     def __init__(
         self,
@@ -104,10 +102,9 @@ class ImportedBuilder:
             return facts.update or self._builder().stages.update
 
         passes = facts.passes.__getitem__
-        self.stages = Stages(model, plan, state, facts.split, passes, update)
+        stages = Stages(model, plan, state, facts.split, passes, update)
         plans = [replace(plan, group=group) for group in groups]
-        self.layouts: Layouts = DeviceLayouts(self.stages, plans)
-        self._without_trace = OneReplicaBuilder(self.stages, self.layouts)
+        super().__init__(stages, StageLayouts(stages, plans))
 
     def forward(self, index: int) -> Program:
         """One micro-batch through a stage."""
@@ -125,10 +122,6 @@ class ImportedBuilder:
         """The other half of backward: the gradients, added to the accumulators."""
         return self._builder().backward_weight(index)
 
-    def zeros(self, index: int) -> Program:
-        """The gradient accumulators of a stage, all zero."""
-        return self._without_trace.zeros(index)
-
     def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
         """One stage's part of the update."""
         builder = self._builder()
@@ -140,10 +133,6 @@ class ImportedBuilder:
     def spec_of(self, slot: Slot) -> Spec:
         """Returns the spec of an input of the update."""
         return self._builder().spec_of(slot)
-
-    def logs(self, index: int) -> Program:
-        """The logs, computed from the values of the metrics."""
-        return self._without_trace.logs(index)
 
     def _builder(self) -> StageBuilder:
         if self._traced is None:

@@ -8,17 +8,20 @@ Stages are traced here, or imported from another process: see `imported_stages.p
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import keras
+from jax.sharding import PartitionSpec
 
 from millrace._compat.jaxpr import spec_of
+from millrace.base.devices import REPLICA, WHOLE
 from millrace.base.pytrees import Layout, LayoutTree, Spec, SpecTree
-from millrace.programs.plan import Plan
+from millrace.programs.plan import Mode, Plan
 from millrace.programs.replicas.placement import layout_of
+from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.steps.accumulate import Accumulator, make_accumulator
-from millrace.programs.steps.offload import host_layouts, with_host_layouts
+from millrace.programs.steps.offload import with_host_layouts
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import prepared
@@ -89,10 +92,6 @@ class Stages:
             )
 
         return replace(accumulator, add=add)
-
-    def weights(self, stage: Stage) -> list[Spec]:
-        """Returns the specs of a stage's weights."""
-        return [self.specs.trainable[index] for index in stage.trainable]
 
     def slot(self, slot: Slot) -> Spec:
         """Returns the spec of a value of the state."""
@@ -174,76 +173,81 @@ def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
     return [slot for slot in stage.state if slot not in stage.new_state], list(stage.new_state)
 
 
-class Layouts(Protocol):
-    """The layouts of the values of all stages."""
+class StageLayouts:
+    """The layouts of the values of all stages, each on the devices of its replicas.
 
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """The plan of each stage, with its group of devices."""
-        ...
-
-    def of(self, index: int, slot: Slot) -> Layout | None:
-        """Returns the layout of a value at a stage between updates; None: on its device."""
-        ...
-
-    def accumulated(self, stage: Stage) -> list[Spec]:
-        """Returns the specs of a stage's gradient accumulators."""
-        ...
-
-    def host_layouts(self, index: int) -> list[Layout | None]:
-        """Returns the host layouts of a stage's gradient accumulators; None: not offloaded."""
-        ...
-
-    def of_taps(self, index: int) -> Layout:
-        """Returns the layout of the values that a stage taps."""
-        ...
-
-
-class DeviceLayouts:
-    """The layouts of stages of one replica, each on one device."""
+    Values of one replica need none, unless they are offloaded: a program finds them on its device.
+    """
 
     def __init__(self, stages: Stages, plans: Sequence[Plan]):
-        """Describes one replica.
+        """Describes the replicas.
 
         Args:
             stages: whose values are laid out.
             plans: of each stage, with its group of devices.
         """
         self._stages, self.plans = stages, plans
+        self.replicas = plans[0].replicas
 
     def of(self, index: int, slot: Slot) -> Layout | None:
         """Returns the layout of a value at a stage between updates; None: on its device."""
-        stages = self._stages
-        if not moves(stages.plan):
+        plan, stages = self.plans[index], self._stages
+        if self.replicas == 1 and not moves(stages.plan):
             return None
         if slot.role == "gradient":
-            number, weight = contributions(stages.split)[slot.index]
-            stage = stages.split.stages[number]  # another one, where its norms are taken here, too
-            return self._host_layouts(index, stage)[stage.trainable.index(weight)]
+            _, weight = contributions(stages.split)[slot.index]
+            reduction = GradientReduction([stages.trainable[weight]], plan)
+            if self.replicas == 1:
+                return reduction.host_layouts[0]
+            return jax.sharding.NamedSharding(plan.group.mesh, reduction.specs[0])
         if slot.role in ("trainable", "optimizer"):
-            return layout_of(self.plans[index], slot.role, stages.slot(slot))
-        return None
+            return layout_of(plan, slot.role, stages.slot(slot))
+        return None if self.replicas == 1 else plan.group.whole
 
-    def accumulated(self, stage: Stage) -> list[Spec]:
-        """Returns the specs of a stage's gradient accumulators."""
-        zeros = jax.eval_shape(self._stages.accumulator(stage).zeros)
-        return with_host_layouts(zeros, self.host_layouts(stage.index))
+    def specs(self, index: int, slots: Sequence[Slot], specs: Sequence[Spec]) -> list[Spec]:
+        """Returns the specs of values at a stage, with the layouts that its programs must know."""
+        layouts = [self.of(index, slot) for slot in slots]
+        if self.replicas == 1:
+            return with_host_layouts(list(specs), layouts)
+        return [
+            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=layout)
+            for spec, layout in zip(specs, layouts, strict=True)
+        ]
 
-    def host_layouts(self, index: int) -> list[Layout | None]:
-        """Returns the host layouts of a stage's gradient accumulators; None: not offloaded."""
-        return self._host_layouts(index, self._stages.split.stages[index])
+    def state(self, index: int, slots: Sequence[Slot]) -> list[Spec]:
+        """Returns the specs of values of the state at a stage."""
+        return self.specs(index, slots, [self._stages.slot(slot) for slot in slots])
 
-    def _host_layouts(self, index: int, stage: Stage) -> list[Layout | None]:
-        stages = self._stages
-        zeros = jax.eval_shape(stages.accumulator(stage).zeros)
-        if not stages.plan.offload.accumulators:
-            return [None] * len(zeros)
-        plan = self.plans[index]
-        return host_layouts(plan, "gradient", zeros, plan.group.whole)
+    def weights(self, index: int) -> list[Spec]:
+        """Returns the specs of a stage's weights."""
+        weights = self._stages.split.stages[index].trainable
+        return self.state(index, [Slot("trainable", weight) for weight in weights])
+
+    def results(self, index: int, slots: Sequence[Slot]) -> list[Layout] | None:
+        """Returns the layouts of values that a program replaces; None where it needs none."""
+        if self.replicas == 1 and not moves(self._stages.plan):
+            return None
+        whole = self.plans[index].group.whole
+        return [self.of(index, slot) or whole for slot in slots]
+
+    def reduction(self, index: int) -> GradientReduction:
+        """Returns the reduction of a stage's gradients over replicas."""
+        plan, weights = self.plans[index], self._stages.split.stages[index].trainable
+        accumulates = plan.mode is Mode.TRAIN
+        variables = [self._stages.trainable[weight] for weight in weights if accumulates]
+        return GradientReduction(variables, plan)
+
+    def tap_spec(self, index: int) -> PartitionSpec:
+        """Returns the partition of a stage's tapped values; each process has all of its stages'."""
+        is_local = self.plans[index].group.is_local
+        return PartitionSpec(None, REPLICA) if is_local else WHOLE  # [1, replicas, ...]
 
     def of_taps(self, index: int) -> Layout:
         """Returns the layout of the values that a stage taps."""
-        return self.plans[index].group.whole
+        group = self.plans[index].group
+        if self.replicas == 1:
+            return group.whole
+        return jax.sharding.NamedSharding(group.mesh, self.tap_spec(index))
 
 
 def moves(plan: Plan) -> bool:
@@ -253,7 +257,7 @@ def moves(plan: Plan) -> bool:
 
 
 def with_sums(
-    layouts: Layouts, index: int, returns: bool = False, taps: bool = False
+    layouts: StageLayouts, index: int, returns: bool = False, taps: bool = False
 ) -> LayoutTree:
     """Returns the layouts of a pass's results, one of which are the gradient accumulators.
 
@@ -270,7 +274,7 @@ def with_sums(
     if not plan.offload.accumulators:
         return None
     split = plan.group.split(0)
-    sums = [layout or split for layout in layouts.host_layouts(index)]
+    sums = [layout or split for layout in layouts.reduction(index).host_layouts]
     if not (returns or taps):
         return sums
     return (*(split,) * returns, sums, *(layouts.of_taps(index),) * taps)

@@ -16,7 +16,6 @@ from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.links import Specs, leave
 from millrace.run.pipelines.runtime.micro_batches import Shape
-from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import ToAll
 from millrace.run.processes.agreement import gathered, on_one_device, texts_of_all
@@ -49,16 +48,14 @@ class KeptState:
         if shape.update is not None:
             owners.update(builder.stages.update.owners)
         self._stage_state = None  # whose values would be held beside the new ones
-        if builder.replicated is None:
-            return StageState(state, builder, owners, self._groups)
-        before = before if isinstance(before, ReplicaStageState) else None
+        before = before if builder.layouts.replicas > 1 else None
         resumed, self._resumed = self._resumed, ()
-        return ReplicaStageState(state, builder, owners, self._groups, before, resumed)
+        return StageState(state, builder, owners, self._groups, before, resumed)
 
     def metric_parts(self) -> list[jax.Array]:
         """Returns the metrics of each replica; none without replicas, or after a failure."""
         state = self._stage_state
-        if not isinstance(state, ReplicaStageState):
+        if state is None or self._groups[0].replicas == 1:
             return []
         is_lost = any(value.is_deleted() for value in jax.tree.leaves(state.changing))
         return [] if is_lost else list(state.metrics()[0])

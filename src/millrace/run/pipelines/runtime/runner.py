@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import cast
 
 import jax
 import numpy as np
@@ -34,7 +33,6 @@ from millrace.run.pipelines.runtime.micro_batches import (
     micro_batches,
     next_update,
 )
-from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.taps import TapCollector
@@ -214,7 +212,7 @@ class PipelineRunner:
         buffers.measurement = measurement
         offload = ActivationOffload(schedule, buffers) if self._plan.offload.activations else None
         call_results: list[CallResult] = []
-        before = self._taps.before(state, first)
+        restore = self._taps.before(state)
         for task in order:
             begin = time.perf_counter()
             try:
@@ -253,8 +251,8 @@ class PipelineRunner:
             self._clock.end()
         elif self._spans_processes:  # from the second update on: the first one compiles
             self._clock = UpdateClock()
-        if self._taps.add(batches, buffers) and before is not None:
-            before.restore()
+        if self._taps.add(batches, buffers) and restore is not None:
+            restore()
         return call_results
 
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
@@ -276,11 +274,9 @@ class PipelineRunner:
 
     def _reduce_replicas(self, shape: Shape, sums: list[Arrays], steps: int) -> None:
         """Adds up the results of `steps` steps over replicas."""
-        if self._replicas > 1:
+        if self._replicas > 1 and self._values is not None:
             for stage in shape.stages:
-                stage.reduce_replicas(
-                    sums, cast(ReplicaStageState, self._values), np.array([0, steps], np.int32)
-                )
+                stage.reduce_replicas(sums, self._values, np.array([0, steps], np.int32))
 
     def _call_results(
         self, results: dict[int, jax.Array], micro_batch: MicroBatch, state: StageState

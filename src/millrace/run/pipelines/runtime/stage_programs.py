@@ -7,6 +7,7 @@ from millrace.base.devices import DeviceGroup
 from millrace.programs.plan import Mode, Plan
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.executables import ProgramMaker
+from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
 from millrace.run.pipelines.programs.split import StageValue
 from millrace.run.schedules.rendezvous import check_rendezvous, events, walk
 from millrace.run.schedules.simulate import merged
@@ -106,10 +107,9 @@ def update_programs(builder: StageBuilder, trains: bool) -> Iterator[ProgramMake
     if trains:
         for stage in stages:
             yield ProgramMaker("zeros", stage, partial(builder.zeros, stage))
-    replicated = builder.replicated
-    if replicated is not None:
+    if isinstance(builder, ReplicaStageBuilder):
         for stage in stages:
-            yield ProgramMaker("reduce_replicas", stage, partial(replicated.reduce_replicas, stage))
+            yield ProgramMaker("reduce_replicas", stage, partial(builder.reduce_replicas, stage))
     if trains:
         update = builder.stages.update
         for stage, part in update.partial.items():

@@ -1,6 +1,7 @@
 """The tasks of one stage: each takes its inputs from the buffers and leaves its results there."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -12,9 +13,9 @@ from millrace.errors import MillraceError, NonFiniteError, TaskError
 from millrace.programs.plan import Mode
 from millrace.programs.steps.program import Program
 from millrace.run.pipelines.programs.builder import StageBuilder
+from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
-from millrace.run.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import Copies, Sent, ToAll, routes
 from millrace.run.schedules.task import Schedule, Task
@@ -207,17 +208,14 @@ class StageTasks:
         run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
         return run()
 
-    def reduce_replicas(
-        self, sums: list[Arrays], state: ReplicaStageState, steps: np.ndarray
-    ) -> None:
+    def reduce_replicas(self, sums: list[Arrays], state: StageState, steps: np.ndarray) -> None:
         """Adds up the results of an update over replicas, in `sums[stage]` and in the state."""
         index = self._index
         if not self.is_here:
             return
-        replicated = self._builder.replicated
-        assert replicated is not None  # noqa: S101 - of several replicas
+        builder = cast(ReplicaStageBuilder, self._builder)
         run = self._executables.get("reduce_replicas") or self._get(
-            "reduce_replicas", replicated.reduce_replicas
+            "reduce_replicas", builder.reduce_replicas
         )
         by_replica = state.values_by_replica(index)
         sums[index], by_replica, whole = run(sums[index], by_replica, steps)

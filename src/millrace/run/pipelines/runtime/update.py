@@ -127,7 +127,7 @@ class UpdateMoves:
     def _spec(self, slot: Slot, target: int) -> jax.ShapeDtypeStruct:
         spec = self._builder.spec_of(slot)
         sharding = None
-        if self._builder.replicated is not None:
+        if self._builder.layouts.replicas > 1:
             sharding = self._builder.layouts.of(target, slot)
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 

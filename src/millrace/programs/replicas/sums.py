@@ -1,11 +1,18 @@
-"""Exchange of values between replicas, in a fixed order.
+"""Sums over replicas in a fixed order; all of this runs under the axis of the replicas.
 
-    sums of two         x0 + x1 on replica 0, x1 + x0 on replica 1: the same in every bit
-    sums of more        everyone's values on each replica, added up in the order of the replicas
-    of accelerators     an all-reduce: the library of the devices chooses the order
+    of models      CPUs of several processes: in pairs where R is a power of two
+                   else: an all-reduce
+    of functions   two replicas: x0 + x1 on replica 0, x1 + x0 on replica 1
+                   CPUs: everyone's values on each replica, added up in the order of the replicas
+                   accelerators: an all-reduce, whose order the library of the devices chooses
 
-So on CPUs the sums have the same bits in one process and in several. Arrays of one dtype are
-exchanged together, since over a network the time of an exchange hardly depends on its size.
+The result is the same in every bit on all replicas, since `a + b` is `b + a`. Functions have the
+same bits on CPUs in one process and in several.
+
+Where an exchange goes over a network, all arrays of one dtype are exchanged as one: its time hardly
+depends on its size. Over gloo a sum takes 3.4 ms for 4 KB or 400 KB, and 20 ms in six arrays. In
+pairs, each replica swaps with its neighbour and adds, then with the one two further on; two
+replicas take 0.5 to 1.6 ms for it.
 """
 
 import math
@@ -21,8 +28,20 @@ from millrace.base.devices import REPLICA, DeviceGroup
 _NUMBERS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
+def add_up(values: Sequence[jax.Array], group: DeviceGroup) -> list[jax.Array]:
+    """Returns the sum of each value of a model over all replicas, on each of them."""
+    if not packs(group):
+        return [lax.psum(value, REPLICA) for value in values]
+    return _by_dtype(values, lambda packed: _sum_of_pairs(packed, group.replicas))
+
+
+def packs(group: DeviceGroup) -> bool:
+    """Whether all arrays of a model are concatenated for one sum."""
+    return group.platform == "cpu" and not group.is_local
+
+
 def totals(values: Sequence[jax.Array], group: DeviceGroup, size: int) -> list[jax.Array]:
-    """Returns the sum of each value over groups of replicas; runs under the mesh's axis.
+    """Returns the sum of each value of a function over groups of replicas.
 
     Args:
         values: of this replica.
@@ -57,10 +76,24 @@ def of_all(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: lax.all_gather(leaf, REPLICA), tree)
 
 
+def _sum_of_pairs(value: jax.Array, replicas: int) -> jax.Array:
+    if replicas & (replicas - 1):
+        return lax.psum(value, REPLICA)
+    distance = 1
+    while distance < replicas:
+        value = _with_neighbour(value, replicas, distance)
+        distance *= 2
+    return value
+
+
+def _with_neighbour(value: jax.Array, replicas: int, distance: int) -> jax.Array:
+    swap = [(replica, replica ^ distance) for replica in range(replicas)]
+    return value + lax.ppermute(value, REPLICA, swap)
+
+
 def _total(value: jax.Array, replicas: int, size: int) -> jax.Array:
     if size == 2:
-        swap = [(replica, replica ^ 1) for replica in range(replicas)]
-        return value + lax.ppermute(value, REPLICA, swap)
+        return _with_neighbour(value, replicas, 1)
     everyone = lax.all_gather(value, REPLICA)
     if size == replicas:
         return lax.reduce_sum(everyone, axes=(0,))
