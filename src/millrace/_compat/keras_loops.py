@@ -139,8 +139,10 @@ def write_loop_state(model: keras.Model, convert: Callable[[str, Iterable[Any]],
 
 def variables_of(model: keras.Model, role: str) -> list[keras.Variable]:
     """Returns the variables of a role, in the order of a running loop's state."""
-    owner: Any = model.optimizer if role == "optimizer" else model
-    return owner.variables if role == "optimizer" else getattr(owner, _KEYS[role])
+    if role == "optimizer":
+        return list(getattr(getattr(model, "optimizer", None), "variables", ()))
+    # Those of each replica are of the same variables.
+    return getattr(model, _KEYS["metric" if role == "metric_parts" else role])
 
 
 def put_values(variables: Iterable[keras.Variable], values: Iterable[Any]) -> None:

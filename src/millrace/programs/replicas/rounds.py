@@ -57,7 +57,7 @@ class _Steps(NamedTuple):
 
     batches: ArrayTree  # of the block, [rounds, 1, ...] for each replica
     start: Index  # first step in the block: its round and its replica
-    count: Index | None  # None where every round is full
+    length: Index | None  # None where every round is full
     # Weight of a micro-batch; of a running mean, the steps of the update before these.
     coefficient: Factor
 
@@ -266,9 +266,9 @@ class Rounds:
             after, records, sums = carry
             metrics, number = after.metric, start // replicas + index
             active, before, num_steps = None, me, replicas
-            if steps.count is not None:
+            if steps.length is not None:
                 first = jnp.maximum(number * replicas, start)
-                end = jnp.minimum((number + 1) * replicas, start + steps.count)
+                end = jnp.minimum((number + 1) * replicas, start + steps.length)
                 step = number * replicas + me
                 active = (step >= first) & (step < end)
                 before, num_steps = step - first, end - first

@@ -11,7 +11,7 @@ the one that its function returns, and assigns the values to the variables after
 function that Keras calls, and the calls of Keras's steps, convert: `from_keras` and `to_keras`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import keras
 from jax.typing import ArrayLike
 
 from millrace._compat.keras_layers import layer_of
+from millrace._compat.keras_loops import variables_of
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode
 from millrace.programs.steps.ended_values import check_variable
@@ -145,19 +146,6 @@ def with_dtypes_of(new: State, old: State, model: keras.Model) -> State:
             for role, part in old.items()
         )
     )
-
-
-def variables_of(model: keras.Model, role: str) -> list[keras.Variable]:
-    """Returns the variables whose values have a role in the state."""
-    # Keras walks through all layers for these.
-    variables: Mapping[str, Callable[[], Any]] = {
-        "trainable": lambda: model.trainable_variables,
-        "non_trainable": lambda: model.non_trainable_variables,
-        "optimizer": lambda: getattr(getattr(model, "optimizer", None), "variables", ()),
-        "metric_parts": lambda: model.metrics_variables,
-        "metric": lambda: model.metrics_variables,
-    }
-    return list(variables[role]())
 
 
 def state_of(model: keras.Model, mode: Mode, value: Callable[[keras.Variable], object]) -> State:

@@ -18,10 +18,10 @@ import jax
 import keras
 
 from millrace._compat.keras_layers import layer_names
+from millrace._compat.keras_loops import variables_of
 from millrace.base.records.memory import LiveBuffer
 from millrace.programs.plan import Plan
 from millrace.programs.steps.scopes import UPDATE
-from millrace.programs.steps.state import variables_of
 from millrace.run.memory.owners import layer_finder
 
 ValuePath = tuple[Any, ...]  # of a leaf, in the tree of a program's arguments or results

@@ -19,7 +19,7 @@ import jax
 
 from millrace._compat.jaxpr import Graph, scope
 from millrace._compat.keras_layers import layer_names
-from millrace.programs.steps.state import variables_of
+from millrace._compat.keras_loops import variables_of
 from millrace.run.memory.labels import (
     ROLE_OF_VARIABLES,
     ValueLabel,

@@ -10,13 +10,13 @@ import keras
 from millrace._compat.jax_executables import argument_bytes, requirement
 from millrace._compat.jax_memory import is_on_host
 from millrace._compat.keras_layers import layer_names
+from millrace._compat.keras_loops import variables_of
 from millrace._compat.keras_steps import stored_value
 from millrace.base.devices import DeviceGroup
 from millrace.base.pytrees import Spec
 from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
-from millrace.programs.steps.state import variables_of
 from millrace.run.memory.labels import ValueLabel, ValuePath
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
