@@ -91,11 +91,11 @@ def test_without_a_limit_auto_takes_the_whole_batch(strategy):
 
 @pytest.mark.slow
 def test_auto_keeps_to_the_memory_of_the_strategy(strategy):
-    expected = fit(wide(strategy))
+    expected = fit(wide(strategy, steps_per_execution=2))
     plain = strategy.compile_log[-1].peak_bytes
     for share, rows in ((0.8, "at once"), (0.5, "at a time")):  # blocks get shorter first
         small = millrace.Strategy(devices=1, memory=int(share * plain))
-        model = wide(small)
+        model = wide(small, steps_per_execution=2)
         model.set_gradient_accumulation_options(micro_batch="auto")
         assert fit(model) == pytest.approx(expected, rel=1e-6)
         (choice,) = small.statistics().budgets

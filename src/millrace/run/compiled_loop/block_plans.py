@@ -33,11 +33,11 @@ class BlockPlans:
         """
         self._executables = executables
         self._single_steps = single_steps
-        # Where executions have one step, its call is always the same,
-        is_settled = not (has_budget(plan) or is_undecided(plan))
-        self.has_one_call = single_steps and plan.update_steps == 1 and is_settled
-        # and on CPU, where blocks are arrays of the host, it gets its batch without looking for it.
-        self.steps_apart = self.has_one_call and plan.group.platform == "cpu"
+        is_single = single_steps and plan.update_steps == 1
+        # On CPU, where blocks are arrays of the host, a single step gets its batch, not the block.
+        self.steps_apart = is_single and plan.group.platform == "cpu"
+        # Without a choice to make, it always has the same call.
+        self.has_one_call = is_single and not (has_budget(plan) or is_undecided(plan))
         self.base = plan
         self.of_block = plan
         self.forms = Forms(LoopForm(unroll=None), None, update_fits_one_call=True)
