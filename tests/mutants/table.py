@@ -211,8 +211,8 @@ MUTANTS = (
     ),
     Mutant(
         "accumulation",
-        "batch_at(batches.batches, batches.start + index + number)",
-        "batch_at(batches.batches, batches.start + index)",
+        "state, index = before.state.with_changing(after), first + number",
+        "state, index = before.state.with_changing(after), first",
     ),
     Mutant(
         "accumulation",
@@ -222,7 +222,7 @@ MUTANTS = (
     # Gradients, statistics and counters of replicas.
     Mutant(
         "reductions",
-        "reduced[index] = largest_of_replicas(value)",
+        "reduced[index] = lax.pmax(value, REPLICA)",
         "reduced[index] = lax.psum(value, REPLICA)",
     ),
     Mutant(
@@ -257,8 +257,8 @@ MUTANTS = (
     ),
     Mutant(
         "reductions",
-        "active = jnp.minimum(steps, self._plan.replicas)",
-        "active = self._plan.replicas",
+        "active = jnp.minimum(count, replicas)",
+        "active = replicas",
     ),
     # Batches on their way in.
     Mutant(

@@ -1,4 +1,4 @@
-"""Logs and taps of the steps of several replicas.
+"""Logs of the steps of several replicas.
 
     mean    the logs of all batches together: metric states are added before logs follow from them
     sum, list, none    made of every replica's own logs: their sum, all of them, those of the last
@@ -6,12 +6,10 @@
 
 Logs that do not follow from metric states, because the user overrides `compute_metrics`, are
 computed by each replica; `mean` reports their mean.
-
-taps    [rounds, 1, ...] within a replica,  [rounds, replicas, ...] outside
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +28,7 @@ from millrace.programs.steps.program import merge_steps
 from millrace.programs.steps.repetition import Index
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import logs_follow_from_metrics
-from millrace.programs.taps.entries import empty_entries, record_at, tapped_at
-from millrace.programs.taps.taps import Tapped
-
-Records: TypeAlias = tuple[ArrayTree, Tapped]  # logs or outputs so far, and taps
+from millrace.programs.taps.entries import record_at
 
 
 class ReplicaLogs:
@@ -174,39 +169,3 @@ def side_by_side(outputs: Iterable[jax.Array], each_step: bool, gather: bool) ->
     if not gather:
         return parts
     return [lax.all_gather(leaf, REPLICA, axis=0, tiled=True) for leaf in parts]
-
-
-class ReplicaRecords:
-    """Carries logs or outputs, and taps, through the programs of one plan."""
-
-    def __init__(self, logs: ReplicaLogs, tapped: Tapped, rounds: int, replicas: int):
-        """Takes the sizes of the records.
-
-        Args:
-            logs: carries logs or outputs.
-            tapped: specs of the taps of one replica's step.
-            rounds: most rounds of a call that returns its taps.
-            replicas: number of replicas.
-        """
-        self._logs, self._tapped = logs, tapped
-        self._lead = (rounds, replicas)
-        # Under the mesh and outside.
-        self.layout = (logs.layout, PartitionSpec(None, REPLICA))
-
-    def first(self) -> Records:
-        return self._logs.first(), empty_entries(self._tapped, *self._lead)
-
-    def record(
-        self, records: Records, index: Index, output: StepOutput, active: jax.Array | None
-    ) -> Records:
-        """Adds round `index` of this replica; runs under the mesh's axis."""
-        logs, taps = records
-        logs = self._logs.record(logs, index, output, active)
-        if output.tapped:
-            taps = tapped_at(taps, index, jax.tree.map(lambda leaf: leaf[None], output.tapped))
-        return logs, taps
-
-    def result(self, state: State, records: Records) -> tuple[Any, Tapped]:
-        """Returns the result of a call, and the taps of its steps."""
-        logs, taps = records
-        return self._logs.result(state, logs), taps

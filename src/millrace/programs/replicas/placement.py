@@ -23,18 +23,8 @@ import numpy as np
 from millrace.base.devices import DeviceGroup, put_on
 from millrace.base.pytrees import Array
 from millrace.programs.plan import Plan
-from millrace.programs.steps.offload import Shaped, Tree, host_layout
+from millrace.programs.steps.offload import Shaped, host_layout
 from millrace.programs.steps.state import State
-
-
-def own_part(values: Iterable[jax.Array]) -> list[jax.Array]:
-    """Returns this replica's values without the axis of replicas, which is `[1, ...]` here."""
-    return [value[0] for value in values]
-
-
-def with_axis(values: Tree) -> Tree:
-    """Returns one replica's values with the axis of replicas, `[1, ...]`."""
-    return jax.tree.map(lambda value: value[None], values)
 
 
 def shared_axis(shape: tuple[int, ...], replicas: int) -> int | None:
@@ -79,11 +69,6 @@ def specs_of(plan: Plan, state: State) -> State:
         state,
         layouts(plan, state),
     )
-
-
-def merged_metrics(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Adds up the metric states of the replicas: in Keras these are sums and counts."""
-    return [value.sum(axis=0, dtype=value.dtype) for value in parts]
 
 
 def specs_of_programs(plan: Plan, specs: State) -> State:

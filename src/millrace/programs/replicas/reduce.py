@@ -19,7 +19,7 @@ from millrace.programs.replicas.placement import axis_of
 from millrace.programs.replicas.state_rules import Rule
 from millrace.programs.replicas.sums import add_up, packs
 from millrace.programs.replicas.transform import OWN, specs_on
-from millrace.programs.steps.accumulate import Gradients, largest_of_replicas, make_accumulator
+from millrace.programs.steps.accumulate import Gradients, make_accumulator
 from millrace.programs.steps.offload import host_layouts, with_host_layouts
 from millrace.programs.steps.repetition import Index
 from millrace.programs.steps.scopes import ACCUMULATION
@@ -77,7 +77,7 @@ class GradientReduction:
         summed: list[int] = []  # indices of those that are added up whole
         for index, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
             if self._overwrites[index]:
-                reduced[index] = largest_of_replicas(value)
+                reduced[index] = lax.pmax(value, REPLICA)  # see `accumulate.largest`
             elif axis is None or at_once:
                 summed.append(index)
             else:

@@ -5,6 +5,11 @@
     replica 1   batch 1   batch 3    (none)  |->  sums of gradients, state, results
 
 A replica without a batch computes with zeros, and its results do not count.
+
+Each function of one replica (`transform.py`) contains the rounds of an update, or of a call. All
+other code, the update included, sees whole values, and XLA divides the work as their layouts say:
+an update with sharded optimizer state is the code of one device. `start` and `count` are steps, of
+which a round takes one for each replica.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,227 +21,250 @@ import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from millrace._compat.jax_memory import Space
-from millrace.base.devices import PARTS, REPLICA, WHOLE
+from millrace._compat.jax_memory import Space, is_on_host
+from millrace.base.devices import REPLICA, WHOLE
 from millrace.base.pytrees import ArrayTree
 from millrace.programs.plan import LoopForm, Mode, Plan
 from millrace.programs.replicas import state_rules
-from millrace.programs.replicas.logs import Records, ReplicaRecords
-from millrace.programs.replicas.placement import own_part, with_axis
+from millrace.programs.replicas.logs import ReplicaLogs
+from millrace.programs.replicas.placement import layouts, specs_of
 from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.replicas.state_rules import TracedStep
 from millrace.programs.replicas.sums import add_up
-from millrace.programs.steps.accumulate import Factor, Gradients, coefficient_of, make_accumulator
-from millrace.programs.steps.loop import batch_at
+from millrace.programs.replicas.transform import OWN, Kinds, on_replicas, specs_on
+from millrace.programs.steps.accumulate import (
+    Factor,
+    Gradients,
+    coefficient_of,
+    make_accumulator,
+    scale_of,
+)
+from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, PendingUpdate, batch_at
 from millrace.programs.steps.offload import fetched, fetched_after, offloaded
+from millrace.programs.steps.program import batch_specs
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State
+from millrace.programs.taps.entries import Taps, empty_entries, tapped_at
+from millrace.programs.taps.taps import Tapped
 
 ROUNDS = PartitionSpec(None, REPLICA)  # of a block, `[rounds, replicas, ...]`
+# Of the state in a function of one replica, whose metrics are its own.
+_STATE: Any = State(WHOLE, WHOLE, WHOLE, WHOLE, OWN)  # type: ignore[arg-type]
 
 
-class StepRange(NamedTuple):
+class _Steps(NamedTuple):
     """Consecutive steps of a block. In its first and its last round replicas may have no batch."""
 
-    batches: ArrayTree  # of the block, [rounds, replicas, ...]
+    batches: ArrayTree  # of the block, [rounds, 1, ...] for each replica
     start: Index  # first step in the block: its round and its replica
     num_steps: Index | None  # None where every round is full
     # Weight of a micro-batch; of a running mean, the steps of the update before these.
     coefficient: Factor
 
 
-class RoundInputs(NamedTuple):
-    """The arguments of a function under the mesh: a state and the records so far."""
-
-    trainable: Sequence[jax.Array]
-    optimizer: Sequence[jax.Array]  # those that a step reads
-    non_trainable: Sequence[jax.Array]
-    metrics: Sequence[jax.Array]  # of one replica, [1, ...]
-    records: Records
-
-
-class RoundOutputs(NamedTuple):
-    """The values that rounds change."""
-
-    non_trainable: Sequence[jax.Array]
-    metrics: Sequence[jax.Array]  # [1, ...] under the mesh, [replicas, ...] outside
-    records: Records
+class _Records(NamedTuple):
+    logs: ArrayTree  # or outputs
+    taps: Tapped  # [rounds, 1, ...] within a replica, [rounds, replicas, ...] outside
 
 
 class _Carry(NamedTuple):
-    non_trainable: Sequence[jax.Array]
-    metrics: Sequence[jax.Array]  # of this replica
-    records: Records
+    after: State  # the values that micro-batches change, of this replica
+    records: _Records
     sums: Gradients  # of this replica
 
 
 class Rounds:
-    """Runs rounds within a program that sees whole values."""
+    """The micro-batches of several replicas, in programs that see whole values."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        plan: Plan,
-        step: TracedStep,
-        records: ReplicaRecords,
-        reduction: GradientReduction,
-    ):
-        self._plan, self._step, self._reduction = plan, step, reduction
-        self._records = records
-        variables = model.trainable_variables if plan.mode is Mode.TRAIN else []
-        self._accumulator = make_accumulator(variables, plan.accumulation)
-        self._is_running = plan.accumulation.reduction.is_running
-        # Of the sums that are in host memory between the iterations of a loop.
-        self._host_layouts = [
-            None if layout is None else Space.Host for layout in reduction.host_layouts
-        ]
-        # Values of the state that differ between replicas within an update.
-        self.differing = [k for k, rule in enumerate(step.rules) if rule.differs]
-
-    def update(
-        self, form: LoopForm, state: State, records: Records, steps: StepRange, number: Index
-    ) -> tuple[Gradients, State, Records]:
-        """Runs the rounds of one whole update.
+    def __init__(self, model: keras.Model, plan: Plan, state: State):
+        """Traces the step of one replica.
 
         Args:
-            form: of the loop over rounds.
-            state: whole values.
-            records: of the steps before.
-            steps: steps of the update.
-            number: index of the update in the call.
-
-        Returns:
-            Gradients added up over replicas, the new state, records.
+            model: a compiled Keras model.
+            plan: describes the programs.
+            state: specs of the state in the form that programs take.
         """
-        num_rounds = self._plan.accumulation.steps
+        self._plan, group = plan, plan.group
+        self.gives_gradients = plan.mode is Mode.TRAIN
+        self.state, self.layouts = specs_of(plan, state), layouts(plan, state)
+        self.batches = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=group.split(1)),
+            batch_specs(plan, (plan.capacity // plan.replicas, plan.replicas)),
+        )
+        self._step = step = TracedStep(model, plan, state._replace(metric_parts=()))
+        self.primitives = step.primitives
+        self.taps_values, self.step_taps = step.taps_values, step.tapped
+        self._logs = ReplicaLogs(model, plan, step.result)
+        self._record_kinds = _Records(self._logs.layout, ROUNDS)  # type: ignore[arg-type]
+        # Every process needs the taps of all replicas; a process on its own leaves them split.
+        step_taps = group.split(1) if group.is_local else group.whole
+        self.tap_layout: Any = Taps(step_taps, group.whole, group.whole)  # type: ignore[arg-type]
+        variables = model.trainable_variables if self.gives_gradients else []
+        self._accumulator = make_accumulator(variables, plan.accumulation)
+        self._is_running = plan.accumulation.reduction.is_running
+        self.gradients = jax.eval_shape(self._accumulator.zeros)
+        self._reduction = GradientReduction(variables, plan)
+        # Of the sums that are in host memory between the iterations of a loop.
+        self._host_layouts = [
+            None if layout is None else Space.Host for layout in self._reduction.host_layouts
+        ]
+        # Values of the state that differ between replicas within an update.
+        self._differing = [k for k, rule in enumerate(step.rules) if rule.differs]
+        differing = [state.non_trainable[k] for k in self._differing]
+        # Gradients, followed by these values until the update closes.
+        self.accumulated = [*self._reduction.sums, *specs_on(group, OWN, differing)]
+        self._accumulated_layouts = [spec.sharding for spec in self.accumulated]
+
+    def first_records(self) -> Any:
+        """Returns empty logs or outputs for the steps of a call to fill."""
+        return self._logs.first()
+
+    def first_taps(self, steps: int) -> Tapped:
+        """Returns empty taps for at most so many steps of a call."""
+        replicas = self._plan.replicas
+        return empty_entries(self.step_taps, steps // replicas, replicas)
+
+    def of_update(
+        self, before: LoopCarry, data: BatchRange, number: Index, form: LoopForm
+    ) -> Computed:
+        """Returns an update to apply, its gradients added up; see `OneReplica.of_update`."""
+        plan, accumulation = self._plan, self._plan.accumulation
+        inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
         def rounds(
-            inputs: RoundInputs, batches: ArrayTree, start: jax.Array, number: jax.Array
-        ) -> tuple[RoundOutputs, Gradients | None]:
-            steps_here = StepRange(batches, start, None, 0.0 if self._is_running else 1.0)
-            first_record = number * num_rounds
-            zeros = self._accumulator.zeros()
-            carry = self._loop(form, num_rounds, inputs, zeros, steps_here, first_record)
-            return self._agreed(carry, carry.sums, 0, self._plan.replicas)
+            state: State, records: _Records, batches: ArrayTree, start: jax.Array, number: jax.Array
+        ) -> tuple[Gradients, State, _Records]:
+            steps = _Steps(batches, start, None, 0.0 if self._is_running else 1.0)
+            first, zeros = number * accumulation.steps, self._accumulator.zeros()
+            own = self._loop(inner, accumulation.steps, state, records, zeros, steps, first)
+            return self._agreed(own, own.sums, 0, plan.replicas)
 
-        run = self._under_mesh(rounds, (ROUNDS, WHOLE, WHOLE), self._reduction.specs)
-        inputs = self._inputs(state, records)
-        outputs, sums = run(inputs, steps.batches, steps.start, jnp.int32(number))
-        return sums, *self._with_outputs(state, outputs)
+        run = self._on_replicas(rounds, (ROUNDS, WHOLE, WHOLE), self._reduction.specs)
+        start = data.start + number * plan.update_steps
+        sums, carry = run(before, data.batches, start, jnp.int32(number))
+        scale = scale_of(accumulation.reduction, plan.update_steps, plan.replicas)
+        pending = PendingUpdate(self._accumulator.finish(sums, scale), carry.state.changing())
+        return pending, carry.records, carry.taps
 
-    def open(self, state: State) -> list[jax.Array]:
-        """Returns the initial accumulated values of an update, `[replicas, ...]`.
+    def without_update(
+        self, carry: LoopCarry, data: BatchRange, count: jax.Array, form: LoopForm
+    ) -> LoopCarry:
+        """Runs steps of evaluation or prediction."""
+        return self.some(carry, [], data, count, jnp.float32(1), form)[1]
 
-        Gradients, followed by the values that differ between replicas until the update closes.
-        """
-        values = state.non_trainable
-        shape = (self._plan.replicas,)
-        held = [jnp.broadcast_to(values[k], (*shape, *values[k].shape)) for k in self.differing]
-        return [*self._reduction.zeros(), *held]
+    def zeros(self, state: State) -> list[jax.Array]:
+        """Returns the initial accumulated values of an update, `[replicas, ...]`."""
+        values, shape = state.non_trainable, (self._plan.replicas,)
+        held = [jnp.broadcast_to(values[k], (*shape, *values[k].shape)) for k in self._differing]
+        return offloaded([*self._reduction.zeros(), *held], self._accumulated_layouts)
 
     def some(
         self,
-        form: LoopForm,
-        state: State,
+        carry: LoopCarry,
         accumulated: Sequence[jax.Array],
-        records: Records,
-        steps: StepRange,
-    ) -> tuple[list[jax.Array], State, Records]:
+        data: BatchRange,
+        count: jax.Array,
+        coefficient: jax.Array,
+        form: LoopForm,
+    ) -> tuple[list[jax.Array], LoopCarry]:
         """Runs any number of steps; in the first and the last round replicas may have no batch.
 
-        Args:
-            form: of the loop over rounds.
-            state: whole values.
-            accumulated: values of an update so far, from `open`; empty outside of training.
-            records: of the steps before.
-            steps: which steps to run.
-
-        Returns:
-            The accumulated values, the new state, records.
+        Args and result are those of `OneReplica.some`; outside of training nothing is accumulated.
         """
-        trains, size = self._plan.mode is Mode.TRAIN, len(self._reduction.sums)
+        trains, size = self.gives_gradients, len(self._reduction.sums)
+        host_layouts = self._accumulated_layouts if trains else []
 
         def rounds(
-            inputs: RoundInputs,
+            state: State,
+            records: _Records,
             batches: ArrayTree,
             start: jax.Array,
             accumulated: list[jax.Array],
             count: jax.Array,
             coefficient: jax.Array,
-        ) -> tuple[RoundOutputs, list[jax.Array]]:
-            whole = inputs.non_trainable
-            own = own_part(accumulated)
-            mine = dict(zip(self.differing, own[size:], strict=True)) if trains else {}
-            inputs = inputs._replace(non_trainable=[mine.get(k, v) for k, v in enumerate(whole)])
+        ) -> tuple[Gradients, State, _Records]:
+            whole = state.non_trainable
+            mine = dict(zip(self._differing, accumulated[size:], strict=True)) if trains else {}
+            state = state.replace(non_trainable=[mine.get(k, v) for k, v in enumerate(whole)])
             num_rounds = -(-(start % self._plan.replicas + count) // self._plan.replicas)
-            steps_here = StepRange(batches, start, count, coefficient)
-            carry = self._loop(form, num_rounds, inputs, own[:size], steps_here, 0)
+            steps = _Steps(batches, start, count, coefficient)
+            own = self._loop(form, num_rounds, state, records, accumulated[:size], steps, 0)
             if not trains:
-                return self._agreed(carry, None, start, count)[0], []
-            sums = [*carry.sums, *(carry.non_trainable[k] for k in self.differing)]
+                return self._agreed(own, [], start, count)
+            changed = own.after.non_trainable
             # The state keeps the values from before until the update closes.
-            kept = [whole[k] if k in mine else v for k, v in enumerate(carry.non_trainable)]
-            outputs = RoundOutputs(kept, with_axis(list(carry.metrics)), carry.records)
-            return outputs, with_axis(sums)
+            kept = [whole[k] if k in mine else v for k, v in enumerate(changed)]
+            sums = [*own.sums, *(changed[k] for k in self._differing)]
+            return sums, own.after.replace(non_trainable=kept), own.records
 
-        run = self._under_mesh(rounds, (ROUNDS, WHOLE, PARTS, WHOLE, WHOLE), PARTS)
-        outputs, sums = run(
-            self._inputs(state, records),
-            steps.batches,
-            steps.start,
-            list(accumulated),
-            steps.num_steps,
-            steps.coefficient,
+        run = self._on_replicas(rounds, (ROUNDS, WHOLE, OWN, WHOLE, WHOLE), OWN)
+        weights = fetched(carry.state.trainable, self.layouts.trainable)
+        accumulated, after = run(
+            carry._replace(state=carry.state._replace(trainable=weights)),
+            data.batches,
+            data.start,
+            fetched(list(accumulated), host_layouts),
+            count,
+            coefficient,
         )
-        return sums, *self._with_outputs(state, outputs)
+        after = after._replace(state=after.state._replace(trainable=carry.state.trainable))
+        return offloaded(accumulated, host_layouts), after
 
     def close(
-        self, state: State, accumulated: Sequence[jax.Array], steps: Index
+        self, state: State, accumulated: Sequence[jax.Array], scale: Factor, steps: Index
     ) -> tuple[Gradients, State]:
-        """Returns an update's gradients, added up over replicas, and the state after it.
-
-        Args:
-            state: whole values.
-            accumulated: accumulated values of the update.
-            steps: number of steps of the update.
-        """
-        size, rules = len(self._reduction.sums), [self._step.rules[k] for k in self.differing]
+        """Returns an update's gradients, added up over replicas, and the state after its steps."""
+        size, rules = len(self._reduction.sums), [self._step.rules[k] for k in self._differing]
 
         def agree(accumulated: list[jax.Array], steps: Index) -> tuple[Gradients, list[jax.Array]]:
-            own = own_part(accumulated)
-            shares = state_rules.shares(rules, own[size:], *self._had(0, steps))
-            gradients, added = self._reduction.add_up(own[:size], shares)
-            active = jnp.minimum(steps, self._plan.replicas)
-            return gradients, state_rules.merged(rules, own[size:], added, active)
+            sums, values = accumulated[:size], accumulated[size:]
+            return self._reduction.agree(sums, rules, values, 0, steps)[:2]
 
-        gradients, agreed = jax.shard_map(
-            agree,
-            mesh=self._plan.group.mesh,
-            in_specs=(PARTS, WHOLE),
-            out_specs=(self._reduction.specs, WHOLE),
-            check_vma=False,
-        )(list(accumulated), steps)
-        changed = dict(zip(self.differing, agreed, strict=True))
+        run = on_replicas(agree, self._plan.group, (OWN, WHOLE), (self._reduction.specs, WHOLE))
+        gradients, agreed = run(fetched(list(accumulated), self._accumulated_layouts), steps)
+        changed = dict(zip(self._differing, agreed, strict=True))
         values = [changed.get(k, value) for k, value in enumerate(state.non_trainable)]
-        return gradients, state.replace(non_trainable=values)
+        return self._accumulator.finish(gradients, scale), state.replace(non_trainable=values)
+
+    def ended(self, state: State) -> State:
+        """Returns a state with the sums of its metrics over replicas, at the end of a call."""
+        if not state.metric_parts:
+            return state
+        group = self._plan.group
+        run = on_replicas(lambda parts: add_up(parts, group), group, (OWN,), WHOLE)
+        return state.replace(metric=run(list(state.metric_parts)))
+
+    def result(self, state: State, records: ArrayTree) -> Any:
+        """Returns the result of a call: logs or outputs, of every step or of the last one."""
+        return self._logs.result(state, records)
+
+    def laid_out(self, state: State) -> State:
+        """Pins the layouts of values that a loop carries, which XLA would otherwise choose."""
+
+        def lay(value: jax.Array, layout: jax.sharding.Sharding) -> jax.Array:
+            move = jax.device_put if is_on_host(layout) else lax.with_sharding_constraint
+            return move(value, layout)
+
+        return jax.tree.map(lay, state, self.layouts)
 
     def _loop(
         self,
         form: LoopForm,
         num_rounds: Index,
-        inputs: RoundInputs,
+        state: State,
+        records: _Records,
         sums: Gradients,
-        steps: StepRange,
+        steps: _Steps,
         first_record: Index,
     ) -> _Carry:
         """Runs this replica's steps, of which `first_record` is the index of the first round."""
         start = steps.start
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
-        rules, recorder = self._step.rules, self._records
+        rules = self._step.rules
 
         def body(index: Index, carry: _Carry) -> _Carry:
-            non_trainable, metrics, records, sums = carry
-            number = start // replicas + index
+            after, records, sums = carry
+            metrics, number = after.metric, start // replicas + index
             active, before, num_steps = None, me, replicas
             if steps.num_steps is not None:
                 first = jnp.maximum(number * replicas, start)
@@ -245,12 +273,13 @@ class Rounds:
                 active = (step >= first) & (step < end)
                 before, num_steps = step - first, end - first
             batch = jax.tree.map(lambda leaf: leaf[0], batch_at(steps.batches, number))
-            begun = state_rules.begin(rules, non_trainable, before)
-            values = (inputs.trainable, inputs.optimizer, begun, metrics)
-            output = self._step.run(*values, batch, active)
+            begun = state_rules.begin(rules, after.non_trainable, before)
+            output = self._step.run(
+                state.replace(non_trainable=begun, metric=metrics), batch, active
+            )
             gradients, new = output.gradients, output.metrics
             non_trainable = state_rules.end(
-                rules, non_trainable, output.non_trainable, active, num_steps
+                rules, after.non_trainable, output.non_trainable, active, num_steps
             )
             factor = steps.coefficient
             if self._is_running:
@@ -263,90 +292,54 @@ class Rounds:
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
             sums = fetched_after(sums, self._host_layouts, list(gradients))
             sums = offloaded(self._accumulator.add(sums, gradients, factor), self._host_layouts)
-            output = output._replace(metrics=new)
-            records = recorder.record(records, first_record + index, output, active)
-            return _Carry(non_trainable, new, records, sums)
+            (logs, taps), row = records, first_record + index
+            logs = self._logs.record(logs, row, output._replace(metrics=new), active)
+            if output.tapped:
+                taps = tapped_at(taps, row, jax.tree.map(lambda leaf: leaf[None], output.tapped))
+            after = after.replace(non_trainable=non_trainable, metric=new)
+            return _Carry(after, _Records(logs, taps), sums)
 
-        sums = offloaded(sums, self._host_layouts)
-        carry = _Carry(inputs.non_trainable, own_part(inputs.metrics), inputs.records, sums)
+        carry = _Carry(state.changing(), records, offloaded(sums, self._host_layouts))
         carry = repeat(body, carry, num_rounds, form)
         return carry._replace(sums=fetched(carry.sums, self._host_layouts))
 
-    def _had(self, start: Index, count: Index) -> tuple[jax.Array, jax.Array]:
-        """Returns whether this replica had one of `count` steps from `start` on, and the last."""
-        me, replicas = lax.axis_index(REPLICA), self._plan.replicas
-        return (me - start) % replicas < count, me == (start + count - 1) % replicas
-
     def _agreed(
-        self, carry: _Carry, sums: Gradients | None, start: Index, count: Index
-    ) -> tuple[RoundOutputs, Gradients | None]:
-        """Returns a replica's outputs, with the values that all replicas share, and its sums.
+        self, own: _Carry, sums: Gradients, start: Index, count: Index
+    ) -> tuple[Gradients, State, _Records]:
+        """Returns added up gradients, the values that all replicas share, and this one's records.
 
         Args:
-            carry: values at the end of its loop.
-            sums: gradients to add up over replicas; None if there are none.
+            own: values at the end of this replica's loop.
+            sums: gradients to add up over replicas.
             start: first step.
             count: number of steps.
         """
-        rules = self._step.rules
-        shares = state_rules.shares(rules, carry.non_trainable, *self._had(start, count))
-        if sums is None:
-            added = add_up(shares, self._plan.group)
-        else:
-            sums, added = self._reduction.add_up(sums, shares)
-        active = jnp.minimum(count, self._plan.replicas)
-        agreed = state_rules.merged(rules, carry.non_trainable, added, active)
-        return RoundOutputs(agreed, with_axis(list(carry.metrics)), carry.records), sums
+        values, rules = own.after.non_trainable, self._step.rules
+        gradients, new, _ = self._reduction.agree(sums, rules, values, start, count)
+        return gradients, own.after.replace(non_trainable=new), own.records
 
-    def _inputs(self, state: State, records: Records) -> RoundInputs:
-        """Returns the arguments of a function under the mesh, as whole values."""
-        read = [state.optimizer[index] for index in self._step.optimizer]
-        non_trainable, metrics = list(state.non_trainable), list(state.metric_parts)
-        return RoundInputs(list(state.trainable), read, non_trainable, metrics, records)
-
-    def _with_outputs(self, state: State, outputs: RoundOutputs) -> tuple[State, Records]:
-        """Returns a state with the values that rounds changed, and the records.
-
-        The sums of the metrics follow when the call ends: `with_metric_sums`.
-        """
-        new = state.replace(non_trainable=outputs.non_trainable, metric_parts=outputs.metrics)
-        return new, outputs.records
-
-    def with_metric_sums(self, state: State) -> State:
-        """Returns a state with the sums of its metrics over replicas."""
-        if not state.metric_parts:
-            return state
-
-        def under_mesh(parts: list[jax.Array]) -> list[jax.Array]:
-            return add_up(own_part(parts), self._plan.group)
-
-        sums = jax.shard_map(
-            under_mesh,
-            mesh=self._plan.group.mesh,
-            in_specs=(PARTS,),
-            out_specs=WHOLE,
-            check_vma=False,
-        )(list(state.metric_parts))
-        return state.replace(metric=sums)
-
-    def _under_mesh(
+    def _on_replicas(
         self,
-        function: Callable[..., tuple[RoundOutputs, list[jax.Array] | None]],
-        arguments: tuple[PartitionSpec, ...],
-        sums: PartitionSpec | list[PartitionSpec],
-    ) -> Callable[..., Any]:
-        """Returns a function of inputs and other arguments that runs on each replica.
+        function: Callable[..., tuple[Gradients, State, _Records]],
+        arguments: tuple[Kinds, ...],
+        sums: Kinds,
+    ) -> Callable[..., tuple[list[jax.Array], LoopCarry]]:
+        """Returns a function of a carry and other arguments that runs on each replica.
 
         Args:
-            function: of one replica; returns its outputs and sums.
-            arguments: layouts of the arguments after the inputs.
-            sums: layout of the sums.
+            function: of one replica: of the values of the state that a step reads, and of records.
+            arguments: kinds of the arguments after these.
+            sums: kind of the sums.
         """
-        records: Any = self._records.layout
-        return jax.shard_map(
-            function,
-            mesh=self._plan.group.mesh,
-            in_specs=(RoundInputs(WHOLE, WHOLE, WHOLE, PARTS, records), *arguments),  # type: ignore[arg-type]
-            out_specs=(RoundOutputs(WHOLE, PARTS, records), sums),  # type: ignore[arg-type]
-            check_vma=False,
-        )
+        kinds = (_STATE, self._record_kinds)
+        run = on_replicas(function, self._plan.group, (*kinds, *arguments), (sums, *kinds))
+
+        def on_carry(carry: LoopCarry, *others: Any) -> tuple[list[jax.Array], LoopCarry]:
+            state, records, taps = carry
+            read = tuple(state.optimizer[index] for index in self._step.optimizer)
+            values = state._replace(optimizer=read, metric_parts=(), metric=state.metric_parts)
+            sums, after, (records, tapped) = run(values, _Records(records, taps.steps), *others)
+            state = state.replace(non_trainable=after.non_trainable, metric_parts=after.metric)
+            return sums, LoopCarry(state, records, taps._replace(steps=tapped))
+
+        return on_carry

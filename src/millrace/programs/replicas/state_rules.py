@@ -255,26 +255,16 @@ class TracedStep:
         ]
         self.primitives = primitive_counts(graph.equations)
 
-    def run(
-        self,
-        trainable: Sequence[jax.Array],
-        optimizer: Sequence[jax.Array],
-        non_trainable: Sequence[jax.Array],
-        metrics: Sequence[jax.Array],
-        batch: ArrayTree,
-        active: jax.Array | None,
-    ) -> StepOutput:
+    def run(self, state: State, batch: ArrayTree, active: jax.Array | None) -> StepOutput:
         """Runs one step.
 
         Args:
-            trainable: weights.
-            optimizer: those values of the optimizer whose indices are in `self.optimizer`.
-            non_trainable: other values of the model.
-            metrics: values of its metrics.
+            state: of this replica, with those values of the optimizer whose indices are in
+                `self.optimizer`.
             batch: of this replica.
             active: whether this replica has a batch; None if all have one.
         """
-        arguments = [*trainable, *non_trainable, *optimizer, *metrics, *jax.tree.leaves(batch)]
+        arguments = jax.tree.leaves((state, batch))
         if self._synchronizes:
             arguments.append(jnp.bool_(True) if active is None else active)
         return jax.tree.unflatten(self._tree, self._run(*arguments))

@@ -25,10 +25,8 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import keras
-from jax import lax
 from jax.typing import DTypeLike
 
-from millrace.base.devices import REPLICA
 from millrace.base.options import Accumulation, Reduction
 from millrace.errors import OptionError
 from millrace.programs.steps.scopes import ACCUMULATION
@@ -96,11 +94,6 @@ def make_accumulator(
 def largest(accumulated: jax.Array, gradient: jax.Array) -> jax.Array:
     """Returns the accumulated "gradient" of a variable that Keras overwrites with it."""
     return jnp.maximum(accumulated, gradient.astype(accumulated.dtype))
-
-
-def largest_of_replicas(gradient: jax.Array) -> jax.Array:
-    """Returns the same over all replicas, on each of them; runs under the mesh's axis."""
-    return lax.pmax(gradient, REPLICA)
 
 
 def accumulator_dtype(choice: AccumulatorDtypeLike, variable: keras.Variable) -> jnp.dtype:

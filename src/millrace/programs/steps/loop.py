@@ -18,15 +18,9 @@ import keras
 from jax import lax
 
 from millrace.base.pytrees import ArrayTree
-from millrace.programs.plan import LoopForm, Plan
-from millrace.programs.steps.accumulate import (
-    Accumulator,
-    Factor,
-    Gradients,
-    coefficient_of,
-    scale_of,
-)
-from millrace.programs.steps.repetition import Index, repeat
+from millrace.programs.plan import Plan
+from millrace.programs.steps.accumulate import Gradients
+from millrace.programs.steps.repetition import Index
 from millrace.programs.steps.state import State
 from millrace.programs.steps.tapped_step import tap_update
 from millrace.programs.taps.entries import Taps
@@ -61,101 +55,6 @@ class BatchRange(NamedTuple):
 
     batches: ArrayTree  # of the block
     start: Index  # first step in it
-
-
-# Returns (gradients, state without the update, logs) and the taps of the step.
-TappedGradientStep: TypeAlias = Callable[
-    [State, ArrayTree], tuple[tuple[Gradients, State, ArrayTree], Tapped]
-]
-# The same of (state, batch, accumulated gradients, coefficient), and the gradients are added.
-TappedAccumulatingStep: TypeAlias = Callable[
-    [State, ArrayTree, Gradients, Factor], tuple[tuple[Gradients, State, ArrayTree], Tapped]
-]
-
-
-class _MicroBatchCarry(NamedTuple):
-    # Weights and optimizer state stay the same within an update, so no loop carries them.
-    after: State
-    accumulated: Gradients | None
-    records: ArrayTree
-    taps: Taps
-
-
-class UpdateLoop:
-    """Runs the micro-batches of an update whose batches are all in one block.
-
-    Args:
-        step: computes the gradients of a micro-batch.
-        accumulate: computes them, and adds them to those of the micro-batches before.
-        record: `(records, index of the step in the call, logs)` -> records.
-        accumulator: returns the accumulator of the model's weights.
-        plan: describes the program.
-    """
-
-    def __init__(
-        self,
-        step: TappedGradientStep,
-        accumulate: TappedAccumulatingStep,
-        record: Callable[[ArrayTree, Index, ArrayTree], ArrayTree],
-        accumulator: Callable[[], Accumulator],
-        plan: Plan,
-    ):
-        self._step, self._accumulate = step, accumulate
-        self._record, self._accumulator = record, accumulator
-        self._accumulation = plan.accumulation
-
-    def gradients(
-        self, before: LoopCarry, batches: BatchRange, index: Index, form: LoopForm
-    ) -> tuple[PendingUpdate, ArrayTree, Taps]:
-        """Returns an update to apply, and the records and taps after its micro-batches.
-
-        Args:
-            before: state, records and taps that the update begins with.
-            batches: batches of the call.
-            index: first step of the update in the call.
-            form: of the loop over micro-batches; unrolled code has as many as the update.
-        """
-        steps = self._accumulation.steps
-
-        def body(number: Index, carry: _MicroBatchCarry) -> _MicroBatchCarry:
-            after, accumulated, records, taps = carry
-            state = before.state.with_changing(after)
-            batch = batch_at(batches.batches, batches.start + index + number)
-            accumulated, new, logs, tapped = self._added(state, batch, accumulated, number)
-            records = self._record(records, index + number, logs)
-            taps = taps.with_step(index + number, tapped)
-            return _MicroBatchCarry(new.changing(), accumulated, records, taps)
-
-        after = before.state.changing()
-        carry = _MicroBatchCarry(after, self._zeros(), before.records, before.taps)
-        if steps == 1:
-            carry = body(0, carry)
-        else:
-            carry = repeat(body, carry, steps, form if form.is_loop else LoopForm(unroll=steps))
-        gradients = self._finish(carry.accumulated or [])
-        return PendingUpdate(gradients, carry.after), carry.records, carry.taps
-
-    # An update of one step has nothing to add up.
-    def _zeros(self) -> Gradients | None:
-        return self._accumulator().zeros() if self._accumulation.steps > 1 else None
-
-    def _added(
-        self, state: State, batch: ArrayTree, accumulated: Gradients | None, number: Index
-    ) -> tuple[Gradients, State, ArrayTree, Tapped]:
-        if accumulated is None:
-            (gradients, new, logs), tapped = self._step(state, batch)
-            return list(gradients), new, logs, tapped
-        reduction = self._accumulation.reduction
-        base = 0.0 if reduction.is_running else 1.0
-        coefficient = coefficient_of(reduction, base, number)
-        (accumulated, new, logs), tapped = self._accumulate(state, batch, accumulated, coefficient)
-        return accumulated, new, logs, tapped
-
-    def _finish(self, accumulated: Gradients) -> Gradients:
-        steps, reduction = self._accumulation.steps, self._accumulation.reduction
-        if steps == 1:
-            return accumulated
-        return self._accumulator().finish(accumulated, scale_of(reduction, steps, 1))
 
 
 Computed: TypeAlias = tuple[PendingUpdate, Any, Taps]  # with records and taps

@@ -25,7 +25,6 @@ from millrace.compilation.export.exporting import Exports, why_not
 from millrace.programs.plan import BatchSpec, LoopForm, Mode, Plan
 from millrace.programs.recomputation.boundaries import collected_boundaries
 from millrace.programs.recomputation.choices import Choices, collected_choices
-from millrace.programs.replicas.programs import ReplicaProgramBuilder
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.budget import (
@@ -114,7 +113,7 @@ class Executables:
         self._context: Any = None  # options of JAX at the last call
         self._contexts: dict[Any, int] = {}  # numbers of the options that tracing depends on
         self._context_number = 0
-        self._builders: dict[Any, ProgramBuilder | ReplicaProgramBuilder] = {}
+        self._builders: dict[Any, ProgramBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_logged = False  # why boundaries are ignored
         self._choices: dict[Any, Choices | None] = {}  # of steps with a budget
@@ -256,7 +255,7 @@ class Executables:
         key = self._key(plan, "run")
         return None if why_not(plan, key) else self._exports.loaded.form(key)
 
-    def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaProgramBuilder:
+    def _builder(self, plan: Plan) -> ProgramBuilder:
         requested = plan
         if has_budget(plan):
             plan = with_choice(plan, 0)  # all choices have the same loop form and taps
@@ -266,14 +265,13 @@ class Executables:
         if key not in self._builders:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
-            make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
             with (
                 tracing(self._model),
                 fewer_collections(),
                 collected_choices() as choices,
                 collected_boundaries() as boundaries,
             ):
-                self._builders[key] = make(self._model, plan, self._specs)
+                self._builders[key] = ProgramBuilder(self._model, plan, self._specs)
             self._choices[key] = choices[0] if choices else None
             if not self._has_logged:
                 self._has_logged = log_ignored_boundaries(requested, boundaries, self._model.name)

@@ -16,13 +16,13 @@ Each is for one stage. `changing` is the state that the stage's forward changes,
 that it only reads. Lists are in the order of the records of `run/pipelines/programs/split.py`.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 
-from millrace._compat.jaxpr import as_function, spec_of
+from millrace._compat.jaxpr import Graph, as_function, spec_of
 from millrace._compat.keras_steps import metric_logs
 from millrace.base.pytrees import Spec
 from millrace.programs.plan import Mode
@@ -93,33 +93,9 @@ class StageBuilder:
 
     def backward(self, index: int) -> Program:
         """The gradients of one micro-batch at a stage, added to the accumulators."""
-        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
-        run = as_function(passes.backward)
-        add = self.stages.accumulator(stage).add
-
-        def backward(
-            weights: Arrays,
-            held: Arrays,
-            cotangents: Arrays,
-            accumulated: Arrays,
-            coefficient: jax.Array,
-        ) -> tuple[Arrays, ...]:
-            outputs = run(*weights, *held, *cotangents)
-            returned, gradients = _cut(outputs, [len(passes.returns)])
-            tapped = self.stages.taps.of_gradients(index, gradients)
-            return returned, add(accumulated, gradients, coefficient), *tapped
-
-        arguments = (
-            self.layouts.weights(index),
-            self.stages.held(index),
-            self.stages.cotangents(index),
-            self.layouts.reduction(index).sums,
-            FACTOR,
-        )
-        results = with_sums(
-            self.layouts, index, returns=True, taps=self.stages.taps.backward(index) is not None
-        )
-        return self.stages.program("backward", index, backward, arguments, (3,), results)
+        passes = self.stages.passes(index)
+        inputs = (self.stages.held(index), self.stages.cotangents(index))
+        return self._adding("backward", index, passes.backward, inputs, len(passes.returns))
 
     def backward_input(self, index: int) -> Program:
         """The half of backward that computes cotangents, for which earlier stages wait."""
@@ -138,36 +114,53 @@ class StageBuilder:
 
     def backward_weight(self, index: int) -> Program:
         """The other half of backward: the gradients, added to the accumulators."""
-        stage, passes = self.stages.split.stages[index], self.stages.passes(index)
-        run = as_function(passes.backward_weight)
-        add = self.stages.accumulator(stage).add
-
-        def backward_weight(
-            weights: Arrays,
-            held: Arrays,
-            cotangents: Arrays,
-            kept: Arrays,
-            accumulated: Arrays,
-            coefficient: jax.Array,
-        ) -> Arrays | tuple[Arrays, Arrays]:
-            gradients = run(*weights, *held, *cotangents, *kept)
-            added = add(accumulated, gradients, coefficient)
-            tapped = self.stages.taps.of_gradients(index, gradients)
-            return (added, tapped[0]) if tapped else added
-
+        passes = self.stages.passes(index)
         held, cotangents = self.stages.held(index), self.stages.cotangents(index)
-        kept = passes.backward_input.outvars[len(passes.returns) :]
-        arguments = (
-            self.layouts.weights(index),
+        inputs = (
             [held[k] for k in passes.weight_held],
             [cotangents[k] for k in passes.weight_cotangents],
-            [spec_of(var) for var in kept],
-            self.layouts.reduction(index).sums,
-            FACTOR,
+            [spec_of(var) for var in passes.backward_input.outvars[len(passes.returns) :]],
         )
-        results = with_sums(self.layouts, index, taps=self.stages.taps.backward(index) is not None)
+        return self._adding("backward_weight", index, passes.backward_weight, inputs)
+
+    def _adding(
+        self,
+        name: str,
+        index: int,
+        graph: Graph,
+        inputs: tuple[list[Spec], ...],
+        returns: int | None = None,
+    ) -> Program:
+        """Returns the program of a pass that adds gradients to the accumulators of a stage.
+
+        Args:
+            name: of the pass.
+            index: of the stage.
+            graph: of the pass.
+            inputs: specs of its inputs after the weights.
+            returns: number of cotangents that it returns before the gradients; None: no list.
+        """
+        run = as_function(graph)
+        add = self.stages.accumulator(self.stages.split.stages[index]).add
+
+        def adding(*arguments: Any) -> Any:
+            *lists, accumulated, coefficient = arguments
+            returned, gradients = _cut(run(*itertools.chain(*lists)), [returns or 0])
+            tapped = self.stages.taps.of_gradients(index, gradients)
+            added = add(accumulated, gradients, coefficient)
+            if returns is not None:
+                return returned, added, *tapped
+            return (added, *tapped) if tapped else added
+
+        weights, sums = self.layouts.weights(index), self.layouts.reduction(index).sums
+        taps = self.stages.taps.backward(index) is not None
         return self.stages.program(
-            "backward_weight", index, backward_weight, arguments, (4,), results
+            name,
+            index,
+            adding,
+            (weights, *inputs, sums, FACTOR),
+            (len(inputs) + 1,),
+            with_sums(self.layouts, index, returns=returns is not None, taps=taps),
         )
 
     def zeros(self, index: int) -> Program:

@@ -23,7 +23,6 @@ from millrace.base.devices import PARTS, REPLICA, WHOLE
 from millrace.programs.plan import Mode
 from millrace.programs.replicas import state_rules
 from millrace.programs.replicas.logs import ReplicaLogs, across_replicas, side_by_side
-from millrace.programs.replicas.placement import merged_metrics
 from millrace.programs.replicas.state_rules import MergeRule, Rule
 from millrace.programs.replicas.transform import OWN, Kinds, on_replicas, specs_on
 from millrace.programs.steps.program import Program
@@ -151,8 +150,9 @@ class ReplicaStageBuilder(StageBuilder):
         repeats = plan.replicas if self._plan.step_logs else None
 
         def logs(metrics: Arrays) -> object:
-            state = State().replace(metric_parts=metrics, metric=merged_metrics(metrics))
-            merged = records.result(state, None)
+            # In Keras metric states are sums and counts.
+            totals = [value.sum(axis=0, dtype=value.dtype) for value in metrics]
+            merged = records.result(State().replace(metric_parts=metrics, metric=totals), None)
             if repeats is None:
                 return merged
             return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), merged)

@@ -212,7 +212,7 @@ class PipelineRunner:
         buffers.measurement = measurement
         offload = ActivationOffload(schedule, buffers) if self._plan.offload.activations else None
         call_results: list[CallResult] = []
-        before = self._taps.before(state, first)
+        restore = self._taps.before(state)
         for task in order:
             begin = time.perf_counter()
             try:
@@ -251,8 +251,8 @@ class PipelineRunner:
             self._clock.end()
         elif self._spans_processes:  # from the second update on: the first one compiles
             self._clock = UpdateClock()
-        if self._taps.add(batches, buffers) and before is not None:
-            before.restore()
+        if self._taps.add(batches, buffers) and restore is not None:
+            restore()
         return call_results
 
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:

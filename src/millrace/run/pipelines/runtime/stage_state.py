@@ -6,9 +6,10 @@ changing   what a forward changes; of replicas that differ until the end of an u
            `[replicas, ...]`
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millrace._compat.jax_arrays import free_unless_shared, uncommitted
@@ -159,6 +160,23 @@ class StageState:
             if not shared:
                 self.changing[stage][index] = self._by_replica[slot] = next(remaining)
                 self[slot] = next(agreed)
+
+    def saved(self) -> Callable[[], None]:
+        """Copies what forwards change; the result puts it back, if an update is not applied.
+
+        Copies, since the forward of a stage gives the memory of these values to the new ones.
+        """
+        changing = [list(map(jnp.copy, values)) for values in self.changing]
+        # As Keras sees the values where replicas differ; no program replaces these.
+        whole = {slot: self[slot] for slots in self._changing_slots for slot, _ in slots}
+
+        def restore() -> None:
+            self.changing[:] = changing
+            for stage, slots in enumerate(self._changing_slots):
+                own = [slot for slot, shared in slots if not shared]
+                self.reduce_replicas(stage, self.values_by_replica(stage), [whole[k] for k in own])
+
+        return restore
 
     def state(self) -> State:
         """Returns the state as Keras keeps it.

@@ -8,7 +8,7 @@ a stage gets none of the stage's tapped values, and no value with a leaf from th
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import cast
 
 import jax
@@ -29,7 +29,6 @@ from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
 from millrace.run.pipelines.runtime.buffers import Buffers
-from millrace.run.pipelines.runtime.changing_state import ChangingState
 from millrace.run.pipelines.runtime.micro_batches import MicroBatch, Shape
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import ToAll
@@ -71,9 +70,9 @@ class TapCollector:
         if self._every > 1:
             self._count.end(state.optimizer[shape.builder.stages.taps.iterations])
 
-    def before(self, state: StageState, shape: Shape) -> ChangingState | None:
-        """Returns a copy of the changing state to restore, if the update may be halted."""
-        return ChangingState(state, shape.builder) if self._stops else None
+    def before(self, state: StageState) -> Callable[[], None] | None:
+        """Saves the changing state before an update that may be halted; returns how to restore."""
+        return state.saved() if self._stops else None
 
     def add(self, micro_batches: Sequence[MicroBatch], buffers: Buffers) -> bool:
         """Adds the tapped values of an update and of its tasks.
