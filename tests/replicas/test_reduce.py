@@ -2,12 +2,12 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import PartitionSpec
 
-from millrace.base.devices import REPLICA, DeviceGroup
+from millrace.base.devices import WHOLE, DeviceGroup
 from millrace.base.options import Accumulation, Replication
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.replicas.reduce import GradientReduction
+from millrace.programs.replicas.transform import OWN, on_replicas
 
 REPLICAS = 4
 
@@ -32,16 +32,11 @@ def test_gradients_are_added_and_of_new_scales_the_largest_serves_all_replicas()
     reduction = GradientReduction([weight, scale], settings)
 
     def agree(gradients, steps):
-        return reduction.add_up([gradient[0] for gradient in gradients], [steps[0]])
+        return reduction.add_up(gradients, [steps])
 
     gradients = [jnp.arange(12.0).reshape(REPLICAS, 3), jnp.asarray([0.5, 4.0, 1.0, 2.0])]
-    found, (steps,) = jax.shard_map(
-        agree,
-        mesh=settings.group.mesh,
-        in_specs=PartitionSpec(REPLICA),
-        out_specs=(reduction.specs, PartitionSpec()),
-        check_vma=False,
-    )(gradients, jnp.asarray([2, 2, 2, 1]))
+    run = on_replicas(agree, settings.group, (OWN, OWN), (reduction.specs, WHOLE))
+    found, (steps,) = run(gradients, jnp.asarray([2, 2, 2, 1]))
     np.testing.assert_array_equal(found[0], [18, 22, 26])
     assert found[1] == 4.0
     assert steps == 7
