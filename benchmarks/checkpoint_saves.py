@@ -32,7 +32,7 @@ import numpy as np
 
 import harness
 from millrace._compat.keras_loops import loop_state
-from millrace.run.resuming.fit_checkpoints import FitCheckpoints
+from millrace.api.checkpoints.fit_checkpoints import FitCheckpoints
 
 BLOCKED, BESIDE, RESTARTED = 1.10, 1.03, 1.2  # claims
 SECONDS = 5.0  # from one save to the next
@@ -77,7 +77,7 @@ def blocking(rounds: int, small: bool) -> list[str]:
 
     def between(self: FitCheckpoints, *position: Any) -> None:
         """Times a save after every other step, and a bare copy after those in between."""
-        self._writer.wait()  # as if the one before had ended long ago
+        self._saver.wait()  # as if the one before had ended long ago
         state = loop_state(self._controller.model)
         values = jax.tree.leaves(jax.block_until_ready(state))
         begin = time.perf_counter()

@@ -6,7 +6,7 @@
       callbacks/            look at a model while it trains
       layers/ optimizers/   layers that mark or enqueue values; optimizers around another one
       own_loops/            training loops of the user's own, as compiled programs
-      own_loop_checkpoints/ saves own loops, which continue with the same numbers
+      checkpoints/          a fit and own loops are saved, and continue with the same numbers
       function_pipelines/   pipelines of functions, in place of a model's layers
     tools/          what is measured, planned and shown
       planning/             one plan for everything that decides how an update runs
@@ -17,7 +17,6 @@
       cli/                  the command `millrace`
     run/            what runs executables
       fit/                  what Keras's fit, evaluate and predict call, and what they draw from
-      resuming/             what a training is made of, saved and restored
       precompile/           compiles what a loop would run, and runs nothing
       memory/               the bytes of compiled programs, operation by operation
       pipelines/            a model's layers as stages on devices of their own
@@ -58,11 +57,10 @@ from millrace import errors as errors
 from millrace import layers as layers
 from millrace import optimizers as optimizers
 from millrace import records as records
+from millrace.api.checkpoints.own_loops import restore_checkpoint as restore_checkpoint
+from millrace.api.checkpoints.own_loops import save_checkpoint as save_checkpoint
+from millrace.api.checkpoints.weights import restore_weights as restore_weights
 from millrace.api.function_pipelines.pipeline import pipeline as pipeline
-from millrace.api.own_loop_checkpoints.save_and_restore import (
-    restore_checkpoint as restore_checkpoint,
-)
-from millrace.api.own_loop_checkpoints.save_and_restore import save_checkpoint as save_checkpoint
 from millrace.api.own_loops.function import compile as compile
 from millrace.api.own_loops.gradients import value_and_grad as value_and_grad
 from millrace.api.own_loops.repeat import repeat as repeat
@@ -73,7 +71,6 @@ from millrace.programs.feeds.infeed_queue import InfeedQueue as InfeedQueue
 from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue as OutfeedQueue
 from millrace.run.pipelines.assignment.marks import PipelineStage as PipelineStage
-from millrace.run.resuming.stored_models import restore_weights as restore_weights
 from millrace.tools.benchmark.throughput import dataset_benchmark as dataset_benchmark
 from millrace.tools.benchmark.throughput import infeed_benchmark as infeed_benchmark
 from millrace.tools.planning.training_plan import TrainingPlan as TrainingPlan

@@ -124,6 +124,26 @@ def test_ctrl_c_between_epochs_is_saved(tmp_path, whole):
     expect_equal(whole, resumed, all_steps=False)
 
 
+def test_a_callback_that_saw_an_interrupted_end_of_an_epoch_sees_it_once(tmp_path):
+    class Counts(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.epochs = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs.append(epoch)
+
+    class Interrupts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    quiet = arguments(every_steps=1000)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, callbacks=lambda: [Counts(), Interrupts()], **quiet)
+    resumed = train(tmp_path, callbacks=lambda: [Counts()], **quiet)
+    assert resumed.callbacks[0].epochs == [0, 1]
+
+
 def test_the_second_fit_of_a_script_draws_what_it_drew(tmp_path):
     """The order of rows of the second fit follows from the end of the first, resumed or not."""
 

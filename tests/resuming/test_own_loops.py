@@ -8,7 +8,7 @@ from loops_to_resume import QUICK, SLOW, batches, small, trained
 
 import millrace
 from case_marks import with_marks
-from millrace.api.own_loop_checkpoints.parts import NamedParts
+from millrace.api.checkpoints.named_parts import NamedParts
 from millrace.errors import CheckpointError, OptionError
 from millrace_ipu import tensorflow as tf
 from millrace_ipu.ipu.config import reset_system

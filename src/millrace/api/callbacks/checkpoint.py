@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
+from millrace.api.checkpoints.fit_checkpoints import FitCheckpoints
+from millrace.api.checkpoints.saver import SaveOptions
 from millrace.base.checkpoints.directory import CheckpointDirectory
 from millrace.base.options import directory_path, truth, whole_number
 from millrace.errors import ModelError, OptionError
 from millrace.run.fit.controller import controller_of
 from millrace.run.fit.uncompiled import runs_uncompiled
-from millrace.run.resuming.fit_checkpoints import FitCheckpoints
-from millrace.run.resuming.schedule import SaveOptions
 
 
 class Checkpoint(keras.callbacks.Callback):

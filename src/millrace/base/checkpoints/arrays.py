@@ -16,6 +16,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes  # of JAX
 import numpy as np
@@ -82,14 +83,17 @@ def read_arrays(
             raise ValueError(f"{path.name} has {found:,} bytes in place of {nbytes:,}")
         if file.read(len(header)) != header:
             raise ValueError(f"{path.name} begins with another header")
-        crc = zlib.crc32(header)
         arrays = [np.empty(shape, dtype_of(name)) for shape, name in layouts]
-        for index in _order(layouts):
-            for chunk in _chunks(_bytes_of(arrays[index])):
-                if file.readinto(chunk) != len(chunk):
-                    raise ValueError(f"{path.name} ends early")
-                crc = zlib.crc32(chunk, crc)
-    return arrays, (nbytes, crc)
+        # The checksum of a chunk takes longer than to read it: another processor computes it
+        # while the next one is read, and a training that continues waits for less.
+        with ThreadPoolExecutor(1) as thread:
+            crc = thread.submit(zlib.crc32, header)
+            for index in _order(layouts):
+                for chunk in _chunks(_bytes_of(arrays[index])):
+                    if file.readinto(chunk) != len(chunk):
+                        raise ValueError(f"{path.name} ends early")
+                    crc = thread.submit(zlib.crc32, chunk, crc.result())
+    return arrays, (nbytes, crc.result())
 
 
 def dtype_of(name: object) -> np.dtype:

@@ -276,5 +276,47 @@ class CheckpointDirectory:
                     shutil.rmtree(path, ignore_errors=True)
 
 
+def opened_checkpoint(
+    directory: str | os.PathLike[str], step: int | None = None
+) -> StoredCheckpoint:
+    """Returns a checkpoint that the user has named, and changes nothing in the directory.
+
+    Args:
+        directory: of the checkpoints.
+        step: of one of them; None is the newest.
+
+    Raises:
+        CheckpointError: if there is none, or its manifest is damaged.
+    """
+    checkpoints = CheckpointDirectory(directory)
+    steps = checkpoints.steps()
+    if not steps:
+        raise CheckpointError(
+            f"There are no checkpoints in {checkpoints.path}. Name the directory of a "
+            "Checkpoint(directory)."
+        )
+    if step is None:
+        step = steps[-1]
+    if step not in steps:
+        raise CheckpointError(
+            f"There is no checkpoint of step {step} in {checkpoints.path}. There are those of "
+            f"steps {', '.join(map(str, steps))}."
+        )
+    try:
+        return checkpoints.open(step)
+    except DamagedError as error:
+        raise damaged(checkpoints.path_of(step), step, error) from error
+
+
+def damaged(path: pathlib.Path, step: int, error: DamagedError) -> CheckpointError:
+    """Returns the error of a damaged checkpoint, which names the other ones beside it."""
+    directory = CheckpointDirectory(path.parent)
+    others = [str(each) for each in directory.steps() if each != step]
+    left = f"There are those of steps {', '.join(others)}" if others else "There is no other one"
+    return CheckpointError(
+        f"The checkpoint of step {step} in {directory.path} is damaged: {error}. {left}."
+    )
+
+
 def _name(step: int) -> str:
     return f"step-{step:08d}"

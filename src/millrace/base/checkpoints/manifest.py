@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from millrace.base.checkpoints.arrays import ArrayLayout, dtype_of
 
+FIT, LOOP = "fit", "loop"  # kinds of checkpoints
 FORMAT, VERSION = "millrace checkpoint", 2
 MANIFEST, ARRAYS = "checkpoint.json", "arrays.safetensors"
 _LARGEST = 1 << 28  # bytes of a manifest that is read

@@ -9,15 +9,17 @@ So a callback or a data set needs no methods of its own to be saved, and what it
 """
 
 import copy
+import math
 import random
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from millrace.base.checkpoints.plain_values import NotPlainError, copied, decode, encode
+from millrace._compat.torch_loader import has_state
+from millrace.base.checkpoints.plain_values import NotPlainError, copied, encode
 from millrace.errors import CheckpointError
 
 _NEVER = {"model", "_model", "params", "validation_data"}  # set by Keras for every training
@@ -33,25 +35,63 @@ _COMPARISONS = {
 _COMPARISON_NAMES = {id(function): name for name, function in _COMPARISONS.items()}
 
 
+Generators = np.random.Generator | np.random.RandomState | random.Random
+
+
+def generator_state(generator: Generators) -> Any:
+    """Returns the state of a generator of random numbers, as plain values and arrays."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    is_new = isinstance(generator, np.random.Generator)
+    return generator.bit_generator.state if is_new else generator.get_state()
+
+
+def set_generator(generator: Generators, state: Any) -> None:
+    """Sets a state that `generator_state` has returned."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
 class ObjectState:
     """The attributes of an object, and what they were at one time."""
 
-    def __init__(self, owner: object):
-        self.owner = owner
-        self._begin = {name: _mark(value) for name, value in _attributes(owner)}
-        self._values = {name: _small_copy(value) for name, value in _attributes(owner)}
+    def __init__(self, owner: Any, by_methods: bool = False):
+        """Looks at the attributes.
 
-    def changes(self) -> dict[str, Any]:
+        Args:
+            owner: of the attributes.
+            by_methods: whether an object with `get_state()` and `set_state(state)` is saved by
+                these instead.
+        """
+        self.owner = owner
+        self._by_methods = by_methods and has_state(owner)
+        self._begin = {name: _mark(value) for name, value in _attributes(owner)}
+        self._firsts = {
+            name: [copied(_plain(value))]
+            for name, value in _attributes(owner)
+            if (mark := self._begin[name]) is not None and mark.nbytes <= _COMPARED
+        }
+
+    def changes(self) -> Any:
         """Returns the attributes that have another value now, as plain values and arrays."""
+        if self._by_methods:
+            return self.owner.get_state()
         changed: dict[str, Any] = {}
         for name, value in _attributes(self.owner):
-            mark = _mark(value)
-            if mark is not None and mark != self._begin.get(name):
+            if self._has_changed(name, value):
                 function = _COMPARISON_NAMES.get(id(value))
                 changed[name] = [_plain(value)] if function is None else {"function": function}
         return changed
 
-    def restore(self, changes: Mapping[str, Any], resets: bool = True) -> None:
+    def _has_changed(self, name: str, value: Any) -> bool:
+        mark = _mark(value)
+        return mark is not None and mark != self._begin.get(name)
+
+    def restore(self, changes: Any, resets: bool = True) -> None:
         """Sets attributes to values that `changes` has returned, and all others to their first.
 
         Args:
@@ -62,8 +102,17 @@ class ObjectState:
         Raises:
             CheckpointError: if it has not.
         """
+        if self._by_methods:
+            self.owner.set_state(changes)
+            return
+        now = _attributes(self.owner) if resets else []
+        firsts = {
+            name: self._firsts[name]
+            for name, value in now
+            if name in self._firsts and self._has_changed(name, value)
+        }
         try:
-            self._restore({**(self._firsts(changes) if resets else {}), **changes})
+            self._restore({**firsts, **changes})
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             kind = type(self.owner)
             raise CheckpointError(
@@ -71,18 +120,6 @@ class ObjectState:
                 f"{error!r}. Use the class that was saved, or name another directory in "
                 "Checkpoint(directory)."
             ) from error
-
-    def _firsts(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the first values of attributes that have changed here, and not in `changes`."""
-        firsts: dict[str, Any] = {}
-        for name, value in _attributes(self.owner):
-            first = self._values.get(name)
-            if first is None or name in changes:
-                continue
-            if _mark(value) not in (None, self._begin[name]):
-                written, arrays = first
-                firsts[name] = [decode(written, [np.array(array) for array in arrays])]
-        return firsts
 
     def _restore(self, changes: Mapping[str, Any]) -> None:
         attributes = dict(_attributes(self.owner))
@@ -94,12 +131,8 @@ class ObjectState:
                 (value,) = saved
             if name.startswith("__"):
                 raise ValueError(f"{name} is no attribute of its own")
-            if isinstance(current, np.random.Generator):
-                current.bit_generator.state = value
-            elif isinstance(current, np.random.RandomState):
-                current.set_state(value)
-            elif isinstance(current, random.Random):
-                current.setstate(value)
+            if isinstance(current, Generators):
+                set_generator(current, value)
             elif name not in _NEVER:
                 setattr(self.owner, name, _like(current, copied(value)))
 
@@ -119,36 +152,28 @@ def _like(current: Any, value: Any) -> Any:
     return result
 
 
-def _small_copy(value: Any) -> tuple[Any, list[np.ndarray]] | None:
-    """Returns a copy as `encode` makes it; None for what is large, or is not saved."""
-    arrays: list[np.ndarray] = []
-    try:
-        written = encode(_plain(value), arrays, copy=False)
-    except NotPlainError:
-        return None
-    if sum(array.nbytes for array in arrays) > _COMPARED:
-        return None
-    return written, [np.array(array) for array in arrays]
-
-
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state()
-    return value.getstate() if isinstance(value, random.Random) else value
+    return generator_state(value) if isinstance(value, Generators) else value
 
 
-def _mark(value: Any) -> object:
-    """Returns an object that is equal for equal values; None for values that are not saved."""
+class _Mark(NamedTuple):
+    """Is equal for equal values."""
+
+    written: object
+    arrays: list[object]
+    nbytes: float  # of the arrays
+
+
+def _mark(value: Any) -> _Mark | None:
+    """Returns the mark of a value; None for one that is not saved."""
     if id(value) in _COMPARISON_NAMES:
-        return id(value)
+        return _Mark(id(value), [], math.inf)  # nobody changes it
     arrays: list[np.ndarray] = []
     try:
-        written = encode(_plain(value), arrays, copy=False)
+        written = repr(encode(_plain(value), arrays))
     except NotPlainError:
         return None
-    return repr(written), [_mark_of_array(array) for array in arrays]
+    return _Mark(written, list(map(_mark_of_array, arrays)), sum(each.nbytes for each in arrays))
 
 
 def _mark_of_array(array: np.ndarray) -> object:

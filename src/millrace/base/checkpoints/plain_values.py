@@ -32,16 +32,13 @@ class NotPlainError(TypeError):
     """A value is neither plain nor an array."""
 
 
-def encode(
-    value: object, arrays: list[np.ndarray], depth: int = 0, *, copy: bool = True
-) -> WrittenValue:
+def encode(value: object, arrays: list[np.ndarray], depth: int = 0) -> WrittenValue:
     """Returns a value as JSON has it, and adds its arrays to a list.
 
     Args:
         value: to be written.
-        arrays: gets the arrays in it.
+        arrays: gets the arrays in it, which their owner may change: they are not copied.
         depth: levels of values around it.
-        copy: whether the arrays are copied, since their owner may change them.
 
     Raises:
         NotPlainError: if it holds an object of another type.
@@ -61,28 +58,22 @@ def encode(
     if kind is bytes:
         return {"bytes": base64.b64encode(cast(bytes, value)).decode()}
     if kind in (list, tuple):
-        items = [
-            encode(each, arrays, depth + 1, copy=copy) for each in cast(Sequence[object], value)
-        ]
+        items = [encode(each, arrays, depth + 1) for each in cast(Sequence[object], value)]
         return items if kind is list else {"tuple": items}
     if kind in (set, frozenset, deque):
         many = cast(Iterable[object], value)
-        items = [encode(each, arrays, depth + 1, copy=copy) for each in many]
+        items = [encode(each, arrays, depth + 1) for each in many]
         if kind is deque:
             return {"deque": [cast("deque[object]", value).maxlen, items]}
         return {kind.__name__: sorted(items, key=str)}  # the order differs between processes
     if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
         pairs = cast(dict[object, object], value).items()
-        return {
-            "dict": [
-                [encode(each, arrays, depth + 1, copy=copy) for each in pair] for pair in pairs
-            ]
-        }
+        return {"dict": [[encode(each, arrays, depth + 1) for each in pair] for pair in pairs]}
     if isinstance(value, np.ma.MaskedArray):
         raise NotPlainError("an array with a mask")
     if isinstance(value, np.generic) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
         try:
-            array: np.ndarray = np.array(value) if copy else np.asarray(value)
+            array = np.asarray(value)
         except (TypeError, RuntimeError) as error:  # a key of JAX, or an array that was donated
             raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}") from error
         if not is_storable(array.dtype):
@@ -99,7 +90,7 @@ def decode(value: object, arrays: Sequence[np.ndarray], depth: int = 0) -> Any:
     Raises:
         ValueError: if no value is written like this.
     """
-    if depth > 2 * _DEEPEST:
+    if depth > 3 * _DEEPEST:  # a dict is written as a list of lists
         raise ValueError("values in values, too deep")
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -107,92 +98,44 @@ def decode(value: object, arrays: Sequence[np.ndarray], depth: int = 0) -> Any:
         return [decode(each, arrays, depth + 1) for each in cast(list[object], value)]
     if isinstance(value, dict) and len(cast(dict[str, object], value)) == 1:
         [(kind, content)] = cast(dict[str, object], value).items()
-        if kind in _DECODERS:
-            return _DECODERS[kind](content, arrays, depth)
+        try:
+            if isinstance(content, list):
+                return _CONTAINERS[kind](decode(content, arrays, depth + 1))
+            return _SINGLE[kind](content, arrays)
+        except (KeyError, TypeError, OverflowError, binascii.Error) as error:
+            raise ValueError(f"no {kind[:80]} is written as {str(content)[:80]}") from error
     raise ValueError(f"no value is written as {str(cast(object, value))[:80]}")
 
 
-def _listed(content: object) -> list[object]:
-    if not isinstance(content, list):
-        raise ValueError(f"a list is expected. Received: {str(content)[:80]}")
-    return cast(list[object], content)
-
-
-def _tuple(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    return tuple(decode(each, arrays, depth + 1) for each in _listed(content))
-
-
-def _dict(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    pairs = [_listed(pair) for pair in _listed(content)]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a dict is written as pairs")
-    decoded = [
-        (decode(key, arrays, depth + 1), decode(each, arrays, depth + 1)) for key, each in pairs
-    ]
-    try:
-        return dict(decoded)
-    except TypeError as error:  # a key that is no key
-        raise ValueError(str(error)) from error
-
-
-def _set(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    try:
-        return set(_tuple(content, arrays, depth))
-    except TypeError as error:  # a value that no set holds
-        raise ValueError(str(error)) from error
-
-
-def _frozenset(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    return frozenset(_set(content, arrays, depth))
-
-
-def _deque(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    parts = _listed(content)
-    if len(parts) != 2 or not (parts[0] is None or type(parts[0]) is int):
-        raise ValueError(f"a deque is written as its longest length and its items: {parts[:1]}")
-    try:
-        return deque(_tuple(parts[1], arrays, depth), cast(int | None, parts[0]))
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
-
-
-def _bytes(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    del arrays, depth
-    try:
-        return base64.b64decode(str(content), validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)) from error
-
-
-def _float(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    del arrays, depth
-    if not isinstance(content, str) or content not in _SPECIAL:
-        raise ValueError(f"no float is written as {str(content)[:80]}")
-    return _SPECIAL[content]
-
-
-def _array(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    del depth
-    if not isinstance(content, int) or not 0 <= content < len(arrays):
+def _array(content: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    if not 0 <= content < len(arrays):
         raise ValueError(f"there is no array {str(content)[:80]} of {len(arrays)}")
     return np.require(arrays[content], requirements="W")  # copies what cannot be written
 
 
-def _scalar(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
-    array = _array(content, arrays, depth)
+def _scalar(content: Any, arrays: Sequence[np.ndarray]) -> Any:
+    array = _array(content, arrays)
     if array.ndim:
         raise ValueError(f"array {content} is no scalar")
     return array[()]
 
 
-_DECODERS: Mapping[str, Callable[[object, Sequence[np.ndarray], int], Any]] = {
-    "tuple": _tuple,
-    "dict": _dict,
-    "set": _set,
-    "frozenset": _frozenset,
+def _deque(parts: list[Any]) -> Any:
+    longest, items = parts
+    return deque(items, longest)
+
+
+# Of lists of values that are decoded already, and of all other contents.
+_CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "dict": dict,
+    "set": set,
+    "frozenset": frozenset,
     "deque": _deque,
-    "bytes": _bytes,
-    "float": _float,
+}
+_SINGLE: Mapping[str, Callable[[Any, Sequence[np.ndarray]], Any]] = {
+    "bytes": lambda content, _: base64.b64decode(content, validate=True),
+    "float": lambda content, _: _SPECIAL[content],
     "array": _array,
     "scalar": _scalar,
 }

@@ -55,7 +55,7 @@ def set_random_state(
         unless_drawn_since: an earlier state: generators of the host that have drawn since, as data
             has that draws from them, are where they have to be.
     """
-    kept = () if unless_drawn_since is None else _drawn_since(unless_drawn_since)
+    kept = () if unless_drawn_since is None else drawn_since(unless_drawn_since)
     set_seeds(state)
     if "python" not in kept:
         random.setstate(state["python"])
@@ -66,7 +66,7 @@ def set_random_state(
         torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
 
 
-def _drawn_since(before: Mapping[str, Any]) -> list[str]:
+def drawn_since(before: Mapping[str, Any]) -> list[str]:
     """Returns the names of generators of the host that have drawn since an earlier state."""
     now = random_state()
     drawn = [] if now["python"] == before["python"] else ["python"]
@@ -88,12 +88,3 @@ def shared_seeds() -> dict[str, keras.Variable]:
     """Returns the states of those generators of compiled functions that there are, by name."""
     found = {name: seed.find() for name, seed in _shared.items()}
     return {name: variable for name, variable in found.items() if variable is not None}
-
-
-def same_host_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether Python's and NumPy's generators have drawn nothing between two states."""
-    return (
-        one["python"] == other["python"]
-        and one["numpy"][2:] == other["numpy"][2:]
-        and bool((one["numpy"][1] == other["numpy"][1]).all())
-    )

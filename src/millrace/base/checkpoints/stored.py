@@ -79,9 +79,9 @@ def write_snapshot(partial: pathlib.Path, snapshot: Snapshot) -> Manifest:
     """
     partial.mkdir()
     arrays: list[np.ndarray] = []
-    tree = [encode(snapshot.model, arrays, copy=False)]
+    tree = [encode(snapshot.model, arrays)]
     of_model = len(arrays)
-    tree.append(encode(snapshot.others, arrays, copy=False))
+    tree.append(encode(snapshot.others, arrays))
     manifest = Manifest(
         step=snapshot.step,
         epoch=snapshot.epoch,

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from millrace.base.checkpoints.object_state import ObjectState
-from millrace.base.checkpoints.random_state import random_state, same_host_state, set_random_state
+from millrace.base.checkpoints.random_state import drawn_since, set_random_state
 from millrace.base.devices import DeviceGroup
 from millrace.base.options import whole_number
 from millrace.base.records.statistics import FeedStatistics
@@ -290,7 +290,7 @@ class InfeedQueue:
         end = time.monotonic() + READ_AHEAD_SECONDS
         while feed.is_reading and time.monotonic() < end:
             time.sleep(POLL_SECONDS / 10)
-        return not same_host_state(source.first, random_state())
+        return not {"python", "numpy"}.isdisjoint(drawn_since(source.first))
 
     def __enter__(self) -> "InfeedQueue":
         return self

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from millrace.base.checkpoints.plain_values import NotPlainError, decode, encode
+from millrace.base.checkpoints.plain_values import NotPlainError, copied, decode, encode
 from millrace.base.pytrees import ArrayTree
 
 logger = logging.getLogger("millrace")
@@ -142,7 +142,7 @@ class TrackedBatches:
             found = self._functions.get()
             if found is None:
                 return
-            state = decode(encode(found, arrays), arrays)
+            state = copied(decode(encode(found, arrays), arrays))
         except (NotPlainError, NotImplementedError) as error:
             logger.warning(
                 "The state of the data cannot be saved: it has %s. A training that continues from "

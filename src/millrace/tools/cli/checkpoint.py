@@ -10,13 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.base.checkpoints.directory import CheckpointDirectory
-from millrace.base.checkpoints.manifest import DamagedError, Manifest, check_files
+from millrace.base.checkpoints.directory import CheckpointDirectory, opened_checkpoint
+from millrace.base.checkpoints.manifest import FIT, DamagedError, Manifest, check_files
 from millrace.base.checkpoints.stored import StoredCheckpoint
 from millrace.base.records.memory import bytes_text
 from millrace.compilation.executables.progress import search
-from millrace.run.resuming.restoring import FIT
-from millrace.run.resuming.stored_models import open_checkpoint
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 
@@ -108,7 +106,7 @@ def verify_command(context: click.Context, directory: pathlib.Path, step: int | 
 def _step_of(directory: pathlib.Path, checkpoints: CheckpointDirectory, step: int | None) -> int:
     """Returns the step, or raises the error that names those that there are."""
     if step is None or step not in checkpoints.steps():
-        return open_checkpoint(directory, step).manifest.step
+        return opened_checkpoint(directory, step).manifest.step
     return step
 
 

@@ -1,0 +1,1 @@
+"""What a checkpoint has of a training, when it is written, and how the training continues."""

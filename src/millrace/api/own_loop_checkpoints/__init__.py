@@ -1,1 +1,0 @@
-"""Checkpoints of training loops of the user's own."""
