@@ -16,6 +16,7 @@ A test decodes a known program, and so finds a change of these numbers.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 Fields = dict[int, list[Any]]  # of a message, by number: ints and bytes
@@ -76,7 +77,7 @@ class Computation:
     instructions: tuple[Instruction, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     """A compiled program."""
 
@@ -84,6 +85,12 @@ class Module:
     entry: int
     computations: dict[int, Computation]
     schedule: dict[int, tuple[int, ...]]  # instructions in order, by computation
+
+    @cached_property
+    def instructions(self) -> dict[int, Instruction]:
+        """The instructions of all computations, by number."""
+        computations = self.computations.values()
+        return {each.number: each for part in computations for each in part.instructions}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from millrace.base.records.compilation import CompileRecord, Origin
 from millrace.base.records.operations import OperationGroup
 from millrace.base.records.run import RunRecords
 from millrace.tools.reports.bubble_advice import bubble_advice
-from millrace.tools.reports.loop_parts import LoopParts
+from millrace.tools.reports.loop_parts import LoopParts, lost_text
 
 _FEW_STEPS = 20  # too few for advice about longer executions
 _RECOMPUTING = 0.1  # share of recomputation in the time of operations that is worth a word
@@ -34,16 +34,8 @@ def advice(run: RunRecords, parts: Parts, limit: str) -> str:
     return makers[limit](run, parts)
 
 
-def _lost(parts: Parts, *names: str) -> str:
-    """Returns seconds and share of some parts: "3.20 of 8.00 s (40 %)"."""
-    processes = len({each.loop.process for each in parts})
-    lost = sum(each.seconds[name] for each in parts for name in names) / processes
-    wall = sum(each.wall_seconds for each in parts) / processes
-    return f"{lost:.2f} of {wall:.2f} s ({100 * lost / wall:.0f} %)"
-
-
 def _compile_advice(run: RunRecords, parts: Parts) -> str:
-    lost = f"Compiling took {_lost(parts, 'compile')}"
+    lost = f"Compiling took {lost_text(parts, 'compile')}"
     executables = [each for each in run.compilations if each.is_executable]
     total = sum(each.seconds for each in executables)
     again = [each for each in executables if each.is_recompilation]
@@ -90,7 +82,7 @@ def _clause(text: str) -> str:
 
 
 def _data_advice(run: RunRecords, parts: Parts) -> str:
-    lost = f"The loops waited for data for {_lost(parts, 'data')}"
+    lost = f"The loops waited for data for {lost_text(parts, 'data')}"
     loops = {(each.loop.number, each.loop.process) for each in parts if each.seconds["data"]}
     feeds = [each for each in run.feeds if (each.loop, each.process) in loops]
     prepared = sum(each.prepare_seconds for each in feeds)
@@ -117,7 +109,7 @@ def _data_advice(run: RunRecords, parts: Parts) -> str:
 
 
 def _transfer_advice(run: RunRecords, parts: Parts) -> str:
-    lost = _lost(parts, "transfer")
+    lost = lost_text(parts, "transfer")
     worst = max(parts, key=lambda each: each.seconds["transfer"])
     if worst.update is not None:
         schedules = {each.schedule for each in run.traces if each.model == worst.loop.model}
@@ -140,8 +132,8 @@ def _other_advice(run: RunRecords, parts: Parts) -> str:
     if single := _single_steps(parts, "other"):
         return single
     return (
-        f"{_lost(parts, 'other')} passed before or between executions, in Keras, in callbacks and "
-        "on the host: let slow callbacks run less often, train for longer, or set "
+        f"{lost_text(parts, 'other')} passed before or between executions, in Keras, in callbacks "
+        "and on the host: let slow callbacks run less often, train for longer, or set "
         "model.compile(..., steps_per_execution=...) to more."
     )
 
@@ -170,7 +162,7 @@ def _single_steps(parts: Parts, *names: str) -> str:
 def _compute_advice(run: RunRecords, parts: Parts) -> str:
     if single := _single_steps(parts, "compute", "other"):
         return single
-    compute = _lost(parts, "compute")
+    compute = lost_text(parts, "compute")
     groups = [group for program in run.operations for group in program.groups]
     timed = sum(group.seconds or 0.0 for group in groups)
     by_time = timed > 0
