@@ -59,14 +59,11 @@ class QueueSource:
             yield element
 
 
-class _Indexed:
+class _Indexed(Iterator[Any]):
     """The elements of a list or an array, by their index."""
 
     def __init__(self, elements: Any):
         self._elements, self._next = elements, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         if self._next >= len(self._elements):

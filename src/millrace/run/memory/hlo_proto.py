@@ -51,7 +51,6 @@ class KernelAxis:
     size: int
     stride: int
     padding_low: int
-    padding_high: int
     dilation: int
     base_dilation: int
 
@@ -63,7 +62,6 @@ class ConvolutionDimensions:
     input_batch: int
     input_spatial: tuple[int, ...]
     kernel_input_feature: int
-    kernel_spatial: tuple[int, ...]
     output_feature: int
     output_spatial: tuple[int, ...]
 
@@ -182,7 +180,6 @@ def kernel_axes(instruction: Instruction) -> tuple[KernelAxis, ...]:
             size=_signed(_last(each, 1)),
             stride=_last(each, 2, 1) or 1,
             padding_low=_signed(_last(each, 3)),
-            padding_high=_signed(_last(each, 4)),
             dilation=_last(each, 5, 1) or 1,
             base_dilation=_last(each, 6, 1) or 1,
         )
@@ -198,7 +195,6 @@ def convolution_of(instruction: Instruction) -> tuple[ConvolutionDimensions, int
         input_batch=_last(numbers, 7),
         input_spatial=tuple(_numbers(numbers, 11)),
         kernel_input_feature=_last(numbers, 3),
-        kernel_spatial=tuple(_numbers(numbers, 6)),
         output_feature=_last(numbers, 10),
         output_spatial=tuple(_numbers(numbers, 12)),
     )

@@ -1,13 +1,25 @@
-"""Types of options, and checks, that several commands share."""
+"""Types of options, checks, and the console of tables, that several commands share."""
 
 import math
+import os
 import pathlib
 import re
 from typing import Any
 
 import click
+from rich.console import Console
 
 from millrace.errors import line_and_cause
+
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+
+
+def table_console() -> Console:
+    """Returns a console for tables, which are wider where they do not go to a terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        return Console(highlight=False, width=_PIPE_WIDTH)
+    return console
 
 
 class FiniteRange(click.FloatRange):

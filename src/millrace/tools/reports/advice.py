@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from millrace.base.records.compilation import CompileRecord, Origin
 from millrace.base.records.operations import OperationGroup
+from millrace.base.records.printable import counted
 from millrace.base.records.run import RunRecords
 from millrace.tools.reports.bubble_advice import bubble_advice
 from millrace.tools.reports.loop_parts import LoopParts, lost_text
@@ -50,7 +51,7 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     fresh = sum(each.compile_seconds for each in executables if each.origin is Origin.COMPILED)
     if not executables:
         return f"{lost}: strategy.compile_log has the cause of each compilation."
-    programs = _count(len(executables), "first executable")
+    programs = counted(len(executables), "first executable")
     if 2 * fresh >= total:
         return (
             f"{lost}, for {programs} of this run, which the next run reads from the cache of "
@@ -153,7 +154,7 @@ def _single_steps(parts: Parts, *names: str) -> str:
     steps = sum(each.steps for each in singles)
     step = sum(each.seconds["compute"] + each.seconds["other"] for each in singles) / steps
     return (
-        f"Each of {_count(steps, 'execution')} ran a single step, {1e3 * step:.3g} ms with the "
+        f"Each of {counted(steps, 'execution')} ran a single step, {1e3 * step:.3g} ms with the "
         "host's work for it: set model.compile(..., steps_per_execution=100) to run 100 in one "
         "call."
     )
@@ -194,7 +195,3 @@ def _by_layer(compute: str, groups: Iterable[OperationGroup], total: float, by_t
         f"{begin}: begin there, with a smaller dtype (keras.config.set_dtype_policy) or size, or "
         "add devices in Strategy(devices=...)."
     )
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
