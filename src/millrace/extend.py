@@ -154,5 +154,4 @@ from millrace._compat.patches import take_out_all as take_out_all
 # Commands that start scripts.
 from millrace.tools.cli.launch import LaunchOptions as LaunchOptions
 from millrace.tools.cli.launch import launch as launch
-from millrace.tools.cli.launch_options import launch_options as launch_options
-from millrace.tools.cli.types import check_script as check_script
+from millrace.tools.cli.types import launch_options as launch_options

@@ -23,7 +23,7 @@ SEAM = [
     "accumulator_dtype", "add", "add_own_package", "added_up", "are_prepared", "arguments_of",
     "as_array", "ask_for_virtual", "backends_are_initialized", "bound", "cache_statistics",
     "check_batch_serialization", "check_made_functions", "check_movable", "check_pipelined_step",
-    "check_script", "collecting", "compiles_only", "context_of", "controller_of",
+    "collecting", "compiles_only", "context_of", "controller_of",
     "cross_replica_mean", "cross_replica_sum", "current_launch", "current_scope",
     "devices_of_environment", "enclosing_loop", "factors", "find_calls", "from_json",
     "get_assignment", "get_data_adapter", "groups_needed", "has_own_call", "holds_anywhere",

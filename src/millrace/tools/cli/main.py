@@ -21,10 +21,9 @@ from millrace.errors import MillraceError
 from millrace.tools.cli.checkpoint import checkpoint_command
 from millrace.tools.cli.compile_log import compile_log_command
 from millrace.tools.cli.launch import LaunchOptions, launch
-from millrace.tools.cli.launch_options import launch_options
 from millrace.tools.cli.report import report_command
 from millrace.tools.cli.simulate import simulate_command
-from millrace.tools.cli.types import as_options
+from millrace.tools.cli.types import as_options, launch_options
 
 
 class Commands(click.Group):
