@@ -250,10 +250,3 @@ def add_note(error: BaseException, text: str) -> None:
     """
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         error.add_note(f"{_NOTE}{text}")
-
-
-def line_and_cause(error: SyntaxError | ValueError) -> tuple[str, str]:
-    """Returns `, line 3`, or nothing where no line is known, and why Python refuses a file."""
-    if not isinstance(error, SyntaxError):
-        return "", str(error)
-    return f", line {error.lineno}" if error.lineno else "", error.msg

@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant("schedules", "lag = stage\n", "lag = max(0, stage - 1)\n"),
     Mutant(
         "schedules",
-        "warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))",
-        "warmup = min((num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))",
+        "warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * len(parts[0]), len(forwards))",
+        "warmup = min((num_groups - 1 - group) + (rounds - 1) * len(parts[0]), len(forwards))",
     ),
     Mutant(
         "schedules",

@@ -7,14 +7,16 @@ from keras import layers, ops
 
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.run.pipelines.assignment.assignment import (
-    NestedPipelineStageAssignment,
-    PipelineStageAssignment,
     check_unchanged,
     default_assignment,
     from_json,
     get_assignment,
     set_assignment,
     to_json,
+)
+from millrace.run.pipelines.assignment.lists import (
+    NestedPipelineStageAssignment,
+    PipelineStageAssignment,
 )
 from millrace.run.pipelines.assignment.marks import PipelineStage, stages_allowed
 

@@ -1,7 +1,7 @@
 import pytest
 
 from millrace.base.records.timeline import Span, Timeline
-from millrace.run.schedules.layout import cuts, lay_out
+from millrace.run.schedules.text import cuts, lay_out
 
 pytestmark = pytest.mark.quick
 

@@ -9,8 +9,9 @@ import pathlib
 import keras
 import pytest
 
+from millrace.api.strategy.option_setter import default_text
 from millrace.api.strategy.saving import OPTIONS_FILE, load_options, save_options
-from millrace.api.strategy.setters import SETTERS, as_markdown
+from millrace.api.strategy.setters import SETTERS
 from millrace.base.options import (
     MIB,
     TABLE,
@@ -173,6 +174,16 @@ def test_callbacks_for_no_steps_end_stop_within(model):
     assert options(model).stop_within == 4
     model.set_asynchronous_callbacks(False)
     assert options(model) == Options()
+
+
+def as_markdown():
+    lines = []
+    for each in SETTERS:
+        lines += [f"## {each.__name__}", "", "| option | default | meaning |", "|---|---|---|"]
+        for name, entry in arguments_of(each.__name__).items():
+            lines.append(f"| `{name}` | {default_text(entry)} | {entry.option.doc} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def test_the_page_lists_every_option():

@@ -7,6 +7,7 @@ damaged one is never replaced.
 
 import pathlib
 import threading
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import jax
@@ -115,7 +116,9 @@ def install(store: Store, directory: pathlib.Path) -> None:
         public.reset_cache()  # it may hold files of another directory
         if private is not None and takes_stores():
             with private._cache_initialized_mutex:
-                private._cache = _Adapter(store, directory)  # type: ignore[assignment]
+                # JAX reads `_path` for its own log.
+                adapter: Any = SimpleNamespace(get=store.get, put=store.put, _path=directory)
+                private._cache = adapter
                 private._cache_initialized = True
     put_in(COMPILATION_CACHE, _restore)
 
@@ -133,15 +136,6 @@ def _restore() -> None:
         _before.clear()
         _ours.clear()
         public.reset_cache()
-
-
-class _Adapter:
-    """A store as JAX calls it; JAX reads `_path` for its own log."""
-
-    def __init__(self, store: Store, directory: pathlib.Path):
-        self._path = directory
-        self.get = store.get
-        self.put = store.put
 
 
 def _numbers(version: str) -> tuple[int, ...]:

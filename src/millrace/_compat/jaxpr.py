@@ -5,6 +5,7 @@ of an equation, the debugging facts that a new jaxpr must carry, and the removal
 equations from conditionals and loops.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -199,14 +200,13 @@ def inner_equations(equation: Equation) -> Iterator[Sequence[Equation]]:
             yield getattr(leaf, "jaxpr", leaf).eqns
 
 
-def primitive_counts(equations: Sequence[Equation]) -> dict[str, int]:
+def primitive_counts(equations: Sequence[Equation]) -> Counter[str]:
     """Counts each primitive in equations, nested ones included."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     pending: list[Sequence[Equation]] = [equations]
     while pending:
         for equation in pending.pop():
-            name = equation.primitive.name
-            counts[name] = counts.get(name, 0) + 1
+            counts[equation.primitive.name] += 1
             pending.extend(inner_equations(equation))
     return counts
 

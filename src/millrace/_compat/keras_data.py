@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 from keras.src.backend.jax import trainer as _trainer
-from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters import array_data_adapter
+from keras.src.trainers.data_adapters import get_data_adapter as get_data_adapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 
 from millrace._compat.keras_workers import remember_pools
 from millrace._compat.patches import unpatched
@@ -26,20 +27,6 @@ from millrace._compat.tensorflow_dataset import RememberingDataset
 from millrace._compat.versions import keras_is
 from millrace._compat.versions import private as private_name
 from millrace.base.pytrees import ArrayTree
-
-__all__ = [
-    "BATCH_SIZE",
-    "DataAdapter",
-    "EpochIterator",
-    "EpochOrder",
-    "dataset_behind",
-    "get_data_adapter",
-    "is_array_adapter",
-    "is_endless",
-    "spec_of_data",
-    "stacked",
-    "tensorflow_dataset",
-]
 
 BATCH_SIZE = 32  # rows of a batch of arrays, where `fit` is given no number
 

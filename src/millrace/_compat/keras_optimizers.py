@@ -3,7 +3,7 @@
 `Optimizer.__init__` makes variables with values at once, which a stateless scope forbids.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,8 +14,6 @@ from keras.src.backend.common.global_state import get_global_attribute, set_glob
 from millrace._compat.patch_table import OPTIMIZER_INIT
 from millrace._compat.patches import replace
 from millrace.errors import LoopError
-
-__all__ = ["let_optimizers_be_made", "trained_by"]
 
 _SCOPE = "stateless_scope"
 
@@ -39,6 +37,15 @@ def let_optimizers_be_made() -> None:
         return make
 
     replace(OPTIMIZER_INIT, wrapper)
+
+
+def wrapped_chain(
+    optimizer: keras.optimizers.Optimizer | None,
+) -> Iterator[keras.optimizers.Optimizer]:
+    """Yields an optimizer and those that it wraps, from the outermost to the innermost."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

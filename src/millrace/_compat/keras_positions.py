@@ -83,7 +83,7 @@ def set_adapter_epoch(adapter: DataAdapter, epoch: int | None) -> None:
         private._epoch = epoch
 
 
-class _ArrayBatches:
+class _ArrayBatches(Iterator[ArrayTree]):
     """The batches of arrays, which are sliced when they are drawn and not when they are skipped."""
 
     def __init__(self, adapter: Any):
@@ -95,9 +95,6 @@ class _ArrayBatches:
         finally:
             del adapter._get_iterator
 
-    def __iter__(self) -> Iterator[ArrayTree]:
-        return self
-
     def __next__(self) -> ArrayTree:
         return jax.tree.map(lambda slice_: slice_(), next(self._batches))
 
@@ -105,14 +102,11 @@ class _ArrayBatches:
         next(self._batches)
 
 
-class _DatasetBatches:
+class _DatasetBatches(Iterator[ArrayTree]):
     """The batches of a PyDataset with a state, in the order in which Keras asks for them."""
 
     def __init__(self, adapter: Any, dataset: "_GatedDataset"):
         self._batches, self._dataset = iter(adapter.get_jax_iterator()), dataset
-
-    def __iter__(self) -> Iterator[ArrayTree]:
-        return self
 
     def __next__(self) -> ArrayTree:
         return next(self._batches)

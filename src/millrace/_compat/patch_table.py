@@ -5,7 +5,6 @@ this table.
 """
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -194,10 +193,3 @@ COLLECTOR = Patch(
 )
 
 PATCHES = tuple(value for value in tuple(globals().values()) if isinstance(value, Patch))
-
-
-def as_markdown(patches: Iterable[Patch] = PATCHES) -> str:
-    """Returns a table for docs/patches.md."""
-    lines = ["| patched | why | when |", "|---|---|---|"]
-    lines += [f"| `{each.name}` | {each.why} | {each.period} |" for each in patches]
-    return "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ def parts_of_loader(loader: Any) -> tuple[list[Any], list[Any]]:
     return list(generators.values()), samplers
 
 
-class LoaderBatches:
+class LoaderBatches(Iterator[ArrayTree]):
     """The batches of a loader of torch with a state, which is that of its newest iterator.
 
     A pass makes one when its first batch is drawn: until then the state is that of another pass.
@@ -37,9 +37,6 @@ class LoaderBatches:
         self._batches, self._loader, self._is_begun = batches, loader, False
         self._generators = parts_of_loader(loader)[0]
         self._saved: list[Any] | None = None  # states of generators, which a new iterator changes
-
-    def __iter__(self) -> Iterator[ArrayTree]:
-        return self
 
     def __next__(self) -> ArrayTree:
         batch = next(self._batches)

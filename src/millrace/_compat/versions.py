@@ -22,8 +22,6 @@ import keras
 from millrace._compat.names import NAMES, TESTED, Private
 from millrace.errors import VersionError
 
-__all__ = ["check", "keras_is", "owners", "private"]
-
 
 def installed() -> dict[str, str]:
     """Returns the installed versions, by library."""

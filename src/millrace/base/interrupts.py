@@ -16,12 +16,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from millrace._compat.patch_table import INTERRUPTS, TERMINATION
-from millrace._compat.patches import put_in, take_out
+from millrace._compat.patches import Patch, put_in, take_out
 from millrace.base.own_code import is_own_module
 
 PATIENCE_SECONDS = 1.0  # a second Ctrl-C after this time is raised at once in code of the user
@@ -110,20 +111,24 @@ def held_back() -> Iterator[None]:
         yield
         return
     held = _held = _Held()
-    handle = held.handle  # one bound method, to compare with
-
-    def undo() -> None:
-        if _signal.getsignal(signal.SIGINT) is handle:
-            _signal.signal(signal.SIGINT, signal.default_int_handler)
-
     try:
-        put_in(INTERRUPTS, undo)
-        _signal.signal(signal.SIGINT, handle)
+        _handle(INTERRUPTS, signal.SIGINT, held.handle, signal.default_int_handler)
         yield
     finally:
         _held = None
         take_out(INTERRUPTS)
         held.check()
+
+
+def _handle(patch: Patch, number: int, handle: Callable[..., None], default: Any) -> None:
+    """Installs a handler of a signal until the patch is taken out."""
+
+    def undo() -> None:
+        if _signal.getsignal(number) is handle:
+            _signal.signal(number, default)
+
+    put_in(patch, undo)
+    _signal.signal(number, handle)
 
 
 class Termination:
@@ -203,16 +208,9 @@ def terminated_by(deadline_seconds: float, is_agreed: bool) -> Iterator[Terminat
     if _termination is not None or not _is_main_thread() or not is_own:
         yield termination
         return
-    handle = termination.handle
-
-    def undo() -> None:
-        if signal.getsignal(signal.SIGTERM) is handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
     try:
-        put_in(TERMINATION, undo)
         # Instead of the system's, or of one that jax.distributed has installed in C++.
-        signal.signal(signal.SIGTERM, handle)
+        _handle(TERMINATION, signal.SIGTERM, termination.handle, signal.SIG_DFL)
         _termination = termination
         yield termination
     finally:

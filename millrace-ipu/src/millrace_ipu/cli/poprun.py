@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from millrace.extend import LaunchOptions, check_script, launch, launch_options
+from millrace.extend import LaunchOptions, launch, launch_options
+from millrace_ipu.cli.scripts import check_script
 
 _RUN = ("-m", "millrace", "run")
 # Options of the original about hosts, MPI and partitions of devices.

@@ -12,7 +12,8 @@ from types import TracebackType
 import click
 
 from millrace import distributed
-from millrace.extend import Launched, ask_for_virtual, check_script
+from millrace.extend import Launched, ask_for_virtual
+from millrace_ipu.cli.scripts import check_script
 from millrace_ipu.porting.running.serve import run_script
 
 _RELEASE = "MILLRACE_IPU_RELEASE"  # which `ipu/release.py` reads

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
+from millrace.api.own_loops.body import arguments_of, plain_name
 from millrace.base.options import default_devices, whole_number
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import DTypeError, LoopError, OptionError, PlanError
@@ -154,17 +155,6 @@ def _example(members: Sequence[Sequence[StageFunction]]) -> list[int | list[int]
     return [[next(devices) for _ in each] if len(each) > 1 else next(devices) for each in members]
 
 
-def first_arguments(
-    inputs: Sequence[ArrayTree], element: "ArrayTree | SpecTree"
-) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the arguments of the first stage, by position and by name."""
-    if isinstance(element, dict):
-        return list(inputs), dict(element)
-    if isinstance(element, tuple | list):
-        return [*inputs, *element], {}
-    return [*inputs, *([] if element is None else [element])], {}
-
-
 def next_arguments(outputs: Sequence[object]) -> tuple[list[Any], dict[str, Any]]:
     """Returns the arguments of the next stage, given the results of the functions before it."""
     if len(outputs) == 1 and isinstance(outputs[0], dict):
@@ -199,7 +189,7 @@ def run_chain(
     Raises:
         LoopError: if a function does not fit its arguments.
     """
-    args, kwargs = first_arguments(inputs, element)
+    args, kwargs = arguments_of(inputs, element)
     stage, outputs = 0, []
     source = "inputs and one element of the infeed"
     for level in range(max(chain.levels) + 1):
@@ -242,7 +232,7 @@ def call_checked(
     except TypeError as error:
         names = f", and {sorted(kwargs)} by name" if kwargs else ""
         raise LoopError(
-            f"{role}, {name_of(function)}{signature}, does not take the values from {source}: "
+            f"{role}, {plain_name(function)}{signature}, does not take the values from {source}: "
             f"{len(args)} values by position{names} ({error}). A value that a later stage needs "
             "passes through all stages before it: return it from each."
         ) from None
@@ -262,13 +252,8 @@ def check_captures(functions: Sequence[StageFunction]) -> None:
         for name, value in {**captured.globals, **captured.nonlocals}.items():
             if isinstance(value, jax.Array) and not isinstance(value, keras.Variable):
                 raise OptionError(
-                    f"Stage {number} of a pipeline, {name_of(function)}, uses the array {name!r} "
-                    f"of shape {list(value.shape)} from outside, but each stage gets its values "
-                    "from the one before. Pass it in inputs, put it into every element of the "
-                    "infeed, or make it a keras.Variable."
+                    f"Stage {number} of a pipeline, {plain_name(function)}, uses the array "
+                    f"{name!r} of shape {list(value.shape)} from outside, but each stage gets its "
+                    "values from the one before. Pass it in inputs, put it into every element of "
+                    "the infeed, or make it a keras.Variable."
                 )
-
-
-def name_of(function: StageFunction) -> str:
-    """Returns the name of a function, or that of its type."""
-    return getattr(function, "__name__", type(function).__name__)

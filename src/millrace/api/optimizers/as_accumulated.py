@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import keras
 
-from millrace.api.optimizers.wrapping import Gradient, WrappingOptimizer, wrapped_chain
+from millrace._compat.keras_optimizers import wrapped_chain
+from millrace.api.optimizers.wrapping import Gradient, WrappingOptimizer
 from millrace.errors import DTypeError
 
 

@@ -14,6 +14,7 @@ import jax
 import keras
 from jax.typing import ArrayLike
 
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.api.own_loops.replication import cross_replica_sum, current_launch, replicas
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import OptionError, PlanError
@@ -21,15 +22,6 @@ from millrace.errors import OptionError, PlanError
 Gradient = jax.Array | None  # None for a variable that the loss does not depend on
 
 _is_reduced = ScopedValue(False)  # whether an outer optimizer sees to the replicas' gradients
-
-
-def wrapped_chain(
-    optimizer: keras.optimizers.Optimizer | None,
-) -> Iterator[keras.optimizers.Optimizer]:
-    """Yields an optimizer and those that it wraps, from the outermost to the innermost."""
-    while optimizer is not None:
-        yield optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 @contextmanager

@@ -97,8 +97,8 @@ class Body:
                 f"{sorted(kwargs)} by name" if kwargs else f"{fed}" if element is not None else "0"
             )
             raise LoopError(
-                f"The {self._role} of a loop, {_name(self.function)}{signature}, does not take "
-                f"the arguments of the loop: {len(values)} from inputs and {source} from the "
+                f"The {self._role} of a loop, {plain_name(self.function)}{signature}, does not "
+                f"take the arguments of the loop: {len(values)} from inputs and {source} from the "
                 f"infeed ({error}). It takes {_wanted(signature)}: inputs come first, in their "
                 "order, then the items of one element of the infeed."
             ) from None
@@ -194,7 +194,8 @@ class _SpecText:
         return _text(self._spec)
 
 
-def _name(function: Callable[..., object]) -> str:
+def plain_name(function: Callable[..., object]) -> str:
+    """Returns the name of a function, or that of its type."""
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -8,8 +8,8 @@ from millrace.base.options.table import AUTO
 from millrace.errors import OptionError
 from millrace.programs.feeds.block import batch_spec as spec_of
 from millrace.run.fit.controller import Controller
-from millrace.run.pipelines.assignment.assignment import AnyAssignment
 from millrace.run.pipelines.assignment.balance import stage_summary
+from millrace.run.pipelines.assignment.lists import AnyAssignment
 from millrace.run.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.run.precompile.precompile import precompile
 

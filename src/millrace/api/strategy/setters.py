@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from millrace.api.strategy.option_setter import OptionArguments, default_text, setter
+from millrace.api.strategy.option_setter import OptionArguments, setter
 from millrace.base.options import (
     AccumulatorDtype,
     Options,
     Recomputation,
     RecomputationMode,
-    arguments_of,
 )
 from millrace.errors import OptionError
 from millrace.programs.steps.accumulate import accumulator_dtype
@@ -194,17 +193,6 @@ SETTERS = (
     set_recomputation_options,
     set_pipelining_options,
 )
-
-
-def as_markdown() -> str:
-    """Returns the tables for docs/options.md."""
-    lines: list[str] = []
-    for each in SETTERS:
-        lines += [f"## {each.__name__}", "", "| option | default | meaning |", "|---|---|---|"]
-        for name, entry in arguments_of(each.__name__).items():
-            lines.append(f"| `{name}` | {default_text(entry)} | {entry.option.doc} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def _check_dtype(controller: Controller, argument: object, dtype: AccumulatorDtype) -> None:

@@ -1,6 +1,5 @@
 """The strategy: devices to run on, and a scope in which models are attached."""
 
-import collections
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from millrace.api.strategy.attach import attach, builds_inner_graph, detach
 from millrace.api.strategy.run_arguments import check_run
 from millrace.base.devices import devices_of, find_devices, home
 from millrace.base.options import RecompilePolicy, directory_path, member
-from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.compilation import CompileRecord, Origin, compile_totals
 from millrace.base.records.memory_report import MemoryReport
 from millrace.base.records.run import RunRecords, load
 from millrace.base.records.sinks import RecordSinks
@@ -129,23 +128,22 @@ class Strategy:
     def statistics(self) -> RunStatistics:
         """Returns counts and times so far, over all models of the strategy."""
         log = self._totals.compile_log
-        origins = collections.Counter(record.origin for record in log.executables)
-        again = [record for record in log.executables if record.is_recompilation]
+        totals = compile_totals(log.records)
         return RunStatistics(
             executions=self._totals.executions,
             dispatches=self._totals.dispatches,
-            compilations=origins[Origin.COMPILED],
+            compilations=totals.by_origin[Origin.COMPILED],
             compile_seconds=log.seconds,
             infeed=self._totals.infeed,
             pipeline=self._totals.pipeline,
-            cache_hits=origins[Origin.CACHE],
-            shared=origins[Origin.SHARED],
-            loaded=origins[Origin.LOADED],
+            cache_hits=totals.by_origin[Origin.CACHE],
+            shared=totals.by_origin[Origin.SHARED],
+            loaded=totals.by_origin[Origin.LOADED],
             switches=log.switches,
             loop_seconds=self._totals.loop_seconds,
             loop_compile_seconds=self._totals.loop_compile_seconds,
-            recompilations=len(again),
-            recompile_seconds=sum(record.seconds for record in again),
+            recompilations=totals.recompilations,
+            recompile_seconds=totals.recompilation_seconds,
             budgets=tuple(log.budgets),
         )
 

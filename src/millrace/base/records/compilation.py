@@ -2,6 +2,8 @@
 
 import enum
 import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -47,6 +49,36 @@ class CompileRecord:
     def is_executable(self) -> bool:
         """Whether an executable was made, and not only switched to."""
         return self.origin is not Origin.SWITCH
+
+
+@dataclass(frozen=True, slots=True)
+class CompileTotals:
+    """The compilations of a run, or of a strategy so far, added up."""
+
+    by_origin: Counter[Origin]  # executables
+    seconds: float
+    recompilations: int
+    recompilation_seconds: float
+    switches: int
+
+    @property
+    def executables(self) -> int:
+        """Of all origins."""
+        return self.by_origin.total()
+
+
+def compile_totals(records: Iterable[CompileRecord]) -> CompileTotals:
+    """Adds up records of executables and of switches."""
+    records = list(records)
+    executables = [record for record in records if record.is_executable]
+    again = [record for record in executables if record.is_recompilation]
+    return CompileTotals(
+        Counter(record.origin for record in executables),
+        sum(record.seconds for record in executables),
+        len(again),
+        sum(record.seconds for record in again),
+        sum(record.count for record in records if not record.is_executable),
+    )
 
 
 class Aspect(enum.StrEnum):  # text has a hash in C: every comparison of keys takes many

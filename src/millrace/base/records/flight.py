@@ -21,7 +21,6 @@ from millrace.base.records.tensors import STATISTICS, NonFiniteData, Tensor, nam
 MODEL_FILE = "model.keras"
 _SHOWN = 4  # arguments and batches that are named
 _RECORD, _STATISTICS, _BATCHES = "record.json", "statistics.npz", "batches.npz"
-FILES = (_RECORD, _STATISTICS, _BATCHES, MODEL_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

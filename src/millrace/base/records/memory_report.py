@@ -1,6 +1,6 @@
 """The memory that training needs on each device, and changes with which it would fit."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -44,15 +44,13 @@ class StageMemory:
     @property
     def total(self) -> int:
         """The sum of all."""
-        return (
-            self.parameters
-            + self.optimizer_state
-            + self.accumulators
-            + self.temporaries
-            + self.in_flight
-            + self.batches
-            + self.other
-        )
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All of them, in order."""
+        _, *sizes = astuple(self)
+        return tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +149,7 @@ class MemoryReport(TableRecord):
             column.justify, column.no_wrap = "right", True
         for device in self.devices:
             for stage in device.stages:
-                sizes = (
-                    stage.parameters,
-                    stage.optimizer_state,
-                    stage.accumulators,
-                    stage.temporaries,
-                    stage.in_flight,
-                    stage.batches,
-                    stage.other,
-                    stage.total,
-                )
+                sizes = *stage.sizes, stage.total
                 texts = ["" if not size else bytes_text(size) for size in sizes]
                 table.add_row(_devices(device), str(stage.stage), *texts)
         return table

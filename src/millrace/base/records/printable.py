@@ -1,4 +1,9 @@
-"""Texts of files, such as names of layers, for a terminal."""
+"""Texts for a terminal: numbers of things, and texts of files, such as names of layers."""
+
+
+def counted(number: int, name: str) -> str:
+    """Returns a number with what it counts: `1 step`, `1,200 steps`."""
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def printable(text: str) -> str:

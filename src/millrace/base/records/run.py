@@ -8,7 +8,7 @@ run.memory["train"].peak.tensors[0].layer
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from millrace.base.records.codec import decode, short_text
 from millrace.base.records.compilation import CompileRecord
@@ -32,7 +32,6 @@ from millrace.base.records.trace_groups import update_traces
 from millrace.base.records.validity import check_record
 from millrace.errors import DataError
 
-Record = TypeVar("Record")
 _LARGEST_LOOP = 2**53  # above any number of loops that a process could have run
 
 
@@ -129,24 +128,16 @@ def load(directory: str | pathlib.Path) -> RunRecords:
     """
     path = run_path(directory)
     damaged: dict[str, int] = {}
-    read = {kind: _read_kind(path, kind, damaged) for kind in KINDS}
-    return RunRecords(
-        path=path,
-        processes=_last_of_process(_of(ProcessRecord, read["processes"])),
-        loops=_last_of_each(_of(LoopRecord, read["loops"])),
-        epochs=_of(EpochRecord, read["epochs"]),
-        executions=_of(ExecutionSample, read["executions"]),
-        feeds=_of(FeedSample, read["feeds"]),
-        compilations=read_compile_log(path) if read[COMPILE_LOG] else (),
-        memory_profiles=_of(ProgramMemory, read["memory"]),
-        operations=_last_counts(_of(ProgramOperations, read["operations"])),
-        traces=update_traces(_of(ExecutionTrace, read["traces"])),
-        tensors=_of(TensorSeries, read["tensors"]),
-        budgets=_of(BudgetChoice, read["budgets"]),
-        memory_reports=_of(MemoryReport, read["memory_reports"]),
-        flights=_of(FlightNote, read["flights"]),
-        damaged=damaged,
-    )
+    read: dict[str, Any] = {kind: tuple(_read_kind(path, kind, damaged)) for kind in KINDS}
+    put_together: dict[str, Any] = {
+        "processes": _last_of_process(read["processes"]),
+        "loops": _last_of_each(read["loops"]),
+        "compilations": read_compile_log(path) if read.pop(COMPILE_LOG) else (),
+        "memory_profiles": read.pop("memory"),
+        "operations": _last_counts(read["operations"]),
+        "traces": update_traces(read["traces"]),
+    }
+    return RunRecords(path=path, damaged=damaged, **read | put_together)
 
 
 def run_path(directory: str | pathlib.Path) -> pathlib.Path:
@@ -185,7 +176,7 @@ def _files_of(path: pathlib.Path, kind: str) -> list[pathlib.Path]:
 def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[Any]:
     records: list[Any] = []
     for file in _files_of(path, kind):
-        for values in _lines(file, kind, damaged):
+        for _, values in _lines(file, kind, damaged):
             try:
                 record = decode(cast(type[object], KINDS[kind]), values)
                 check_record(record)
@@ -196,9 +187,11 @@ def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[A
     return records
 
 
-def _lines(file: pathlib.Path, kind: str, damaged: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yields the objects in a file of records, without its header."""
-    for line in _text(file).splitlines():
+def _lines(
+    file: pathlib.Path, kind: str, damaged: dict[str, int]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the objects in a file of records, without its header, and the number of its line."""
+    for number, line in enumerate(_text(file).splitlines(), 1):
         try:
             values = parse_json(line)
         except ValueError:
@@ -208,7 +201,7 @@ def _lines(file: pathlib.Path, kind: str, damaged: dict[str, int]) -> Iterator[d
         if isinstance(values, dict) and cast(dict[str, Any], values).get("format") == FORMAT:
             _check_header(file, kind, cast(dict[str, Any], values))
         else:
-            yield values
+            yield number, values
 
 
 def _text(file: pathlib.Path) -> str:
@@ -230,17 +223,14 @@ def _check_header(file: pathlib.Path, kind: str, header: Mapping[str, Any]) -> N
         )
 
 
-def _of(kind: type[Record], records: Iterable[object]) -> tuple[Record, ...]:
-    return tuple(record for record in records if isinstance(record, kind))
-
-
 def last_loop(directory: pathlib.Path, process: int) -> int:
     """Returns the highest number of a loop that a process has written before; -1 for none."""
     suffix = f".{process}" if process else ""
     file = directory / f"loops{suffix}.jsonl"
     if not file.is_file():
         return -1
-    loops = (values.get("number") for values in _lines(file, "loops", {}) if type(values) is dict)
+    lines = (values for _, values in _lines(file, "loops", {}))
+    loops = (values.get("number") for values in lines if type(values) is dict)
     numbers = (number for number in loops if type(number) is int and number < _LARGEST_LOOP)
     return max(numbers, default=-1)
 
@@ -288,16 +278,10 @@ def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
 def _compile_records(file: pathlib.Path) -> list[CompileRecord]:
     """Reads one file. A later line about a switch replaces an earlier one about the same switch."""
     records: dict[Any, CompileRecord] = {}
-    for number, line in enumerate(_text(file).splitlines(), 1):
-        try:
-            values: Any = parse_json(line)
-        except ValueError:
-            if number == 1 and not line.lstrip().startswith("{"):
-                raise _no_log(file, number) from None
-            continue  # the last line of a run that was killed
-        if isinstance(values, dict) and cast(dict[str, Any], values).get("format") == FORMAT:
-            _check_header(file, COMPILE_LOG, cast(dict[str, Any], values))
-            continue
+    first = _text(file).splitlines()[:1]
+    if any(not line.lstrip().startswith("{") for line in first):
+        raise _no_log(file, 1)
+    for number, values in _lines(file, COMPILE_LOG, {}):
         try:
             record = decode(CompileRecord, cast(object, values))
             check_record(record)

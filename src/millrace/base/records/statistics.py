@@ -1,10 +1,13 @@
 """Counts and times of a strategy so far."""
 
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.memory_report import BudgetChoice
+from millrace.base.records.printable import counted
 from millrace.base.records.table_text import TextRecord
 
 
@@ -22,13 +25,19 @@ class FeedStatistics:
     def __add__(self, other: "FeedStatistics") -> "FeedStatistics":
         """Adds counts and seconds, and takes the higher peak."""
         return FeedStatistics(
-            blocks=self.blocks + other.blocks,
-            steps=self.steps + other.steps,
-            bytes=self.bytes + other.bytes,
-            prepare_seconds=self.prepare_seconds + other.prepare_seconds,
-            wait_seconds=self.wait_seconds + other.wait_seconds,
+            *map(operator.add, _added(self), _added(other)),
             peak_depth=max(self.peak_depth, other.peak_depth),
         )
+
+    def since(self, before: "FeedStatistics") -> "FeedStatistics":
+        """Returns what was counted after an earlier moment; the peak is of all time."""
+        counts = map(operator.sub, _added(self), _added(before))
+        return FeedStatistics(*counts, peak_depth=self.peak_depth)
+
+
+def _added(statistics: FeedStatistics) -> tuple[Any, ...]:
+    """Returns the fields that are added up."""
+    return astuple(statistics)[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +117,11 @@ class RunStatistics(TextRecord):
         waiting = min(self.infeed.wait_seconds, self.loop_seconds - compiling)
         others = self.loop_seconds - compiling - waiting
         feed, steps = self.infeed, self.infeed.steps
-        yield self._row("fit, evaluate, predict", self.loop_seconds, _counted(steps, "step"))
+        yield self._row("fit, evaluate, predict", self.loop_seconds, counted(steps, "step"))
         yield self._row("  compiling", compiling, self._executables())
-        fed = f"{_counted(feed.blocks, 'block')}, {bytes_text(feed.bytes)}"
+        fed = f"{counted(feed.blocks, 'block')}, {bytes_text(feed.bytes)}"
         yield self._row("  waiting for data", waiting, fed)
-        runs = f"{_counted(self.executions, 'execution')}, {_counted(self.dispatches, 'call')}"
+        runs = f"{counted(self.executions, 'execution')}, {counted(self.dispatches, 'call')}"
         yield self._row("  steps, and Keras", others, runs)
         if (elsewhere := self.compile_seconds - self.loop_compile_seconds) > 0.005:
             yield f"{'compiling elsewhere':<22} {elsewhere:9.2f} s"
@@ -137,7 +146,3 @@ class RunStatistics(TextRecord):
         }
         shown = [f"{count} {name}" for name, count in counts.items() if count]
         return ", ".join(shown) or "nothing compiled"
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"

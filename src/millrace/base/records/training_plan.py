@@ -23,6 +23,7 @@ from millrace.base.records.json_text import parse_json
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.printable import printable
 from millrace.base.records.table_text import TableRecord, text_of
+from millrace.base.records.validity import require
 from millrace.errors import OptionError
 
 FORMAT = 1  # of the file
@@ -319,10 +320,10 @@ def _check(plan: PlanRecord) -> None:
     Raises:
         ValueError: if a number cannot be one of a plan.
     """
-    _require(plan.format == FORMAT, f"its format is {plan.format}, and {FORMAT} is known here")
-    _require(bool(plan.alternatives), "it has no alternative")
-    _require(bool(plan.devices), "it has no device")
-    _require(plan.memory > 0, f"its memory is {plan.memory}")
+    require(plan.format == FORMAT, f"its format is {plan.format}, and {FORMAT} is known here")
+    require(bool(plan.alternatives), "it has no alternative")
+    require(bool(plan.devices), "it has no device")
+    require(plan.memory > 0, f"its memory is {plan.memory}")
     for each in plan.alternatives:
         update = each.update
         numbers = {
@@ -336,15 +337,10 @@ def _check(plan: PlanRecord) -> None:
         optional = ("budget", "max_block_bytes", "micro_batch")
         numbers |= {k: v for k in optional if (v := getattr(update, k)) is not None}
         for name, number in numbers.items():
-            _require(0 < number <= _MOST, f"{name} is {number}")
-        _require((update.max_resident_bytes or 0) >= 0, "max_resident_bytes is below 0")
-        _require(len(update.cut) <= _MOST_CALLS, f"its cut has {len(update.cut)} layer calls")
-        _require(0.0 <= each.seconds < float("inf"), f"the time of an update is {each.seconds}")
-        _require(0.0 <= each.bubble <= 1.0, f"a bubble is {each.bubble}")
-        _require(0.0 <= each.flops < float("inf"), f"the FLOPs are {each.flops}")
-        _require(0.0 <= each.moved_bytes < float("inf"), f"{each.moved_bytes} bytes are moved")
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ValueError(otherwise)
+            require(0 < number <= _MOST, f"{name} is {number}")
+        require((update.max_resident_bytes or 0) >= 0, "max_resident_bytes is below 0")
+        require(len(update.cut) <= _MOST_CALLS, f"its cut has {len(update.cut)} layer calls")
+        require(0.0 <= each.seconds < float("inf"), f"the time of an update is {each.seconds}")
+        require(0.0 <= each.bubble <= 1.0, f"a bubble is {each.bubble}")
+        require(0.0 <= each.flops < float("inf"), f"the FLOPs are {each.flops}")
+        require(0.0 <= each.moved_bytes < float("inf"), f"{each.moved_bytes} bytes are moved")

@@ -25,32 +25,33 @@ def check_record(record: object) -> None:
     """
     for name in _MOMENTS:
         moment = getattr(record, name, 0.0)
-        _require(abs(moment) <= _LATEST, f"{name} is {moment}, which is no time")
+        require(abs(moment) <= _LATEST, f"{name} is {moment}, which is no time")
     if isinstance(record, ExecutionTrace):
         _check_trace(record)
     elif isinstance(record, ProgramMemory):
         lengths = {len(area.curve) for area in record.areas if area.curve}
-        _require(len(lengths) < 2, "its curves have different lengths")
-        _require(0 <= record.point < min(lengths, default=1), "its peak is at none of its points")
-        _require(all(area.curve for area in record.areas), "it has a curve without points")
+        require(len(lengths) < 2, "its curves have different lengths")
+        require(0 <= record.point < min(lengths, default=1), "its peak is at none of its points")
+        require(all(area.curve for area in record.areas), "it has a curve without points")
     elif isinstance(record, MemoryReport):
-        _require(all(device.devices for device in record.devices), "a device has no name")
+        require(all(device.devices for device in record.devices), "a device has no name")
 
 
 def _check_trace(trace: ExecutionTrace) -> None:
     groups, alike = range(trace.num_groups), collections.Counter[tuple[str, int]]()
-    _require(0 <= trace.num_groups <= _MOST, f"it has {trace.num_groups} device groups")
+    require(0 <= trace.num_groups <= _MOST, f"it has {trace.num_groups} device groups")
     for span in trace.spans:
-        _require(span.group in groups, f"it has a task on device group {span.group}")
-        _require(0 <= span.stage < _MOST, f"it has a task of stage {span.stage}")
-        _require(span.kind in PASS_STYLES, "it has a task of an unknown pass")
+        require(span.group in groups, f"it has a task on device group {span.group}")
+        require(0 <= span.stage < _MOST, f"it has a task of stage {span.stage}")
+        require(span.kind in PASS_STYLES, "it has a task of an unknown pass")
         alike[span.kind, span.micro_batch] += 1
-    _require(max(alike.values(), default=0) <= _MOST_ALIKE, "tasks are in it too many times")
+    require(max(alike.values(), default=0) <= _MOST_ALIKE, "tasks are in it too many times")
     for each in (*trace.spans, *trace.activities):
         is_moment = abs(each.start) <= _LATEST and abs(each.end) <= _LATEST
-        _require(is_moment, f"{each} begins or ends at no time")
+        require(is_moment, f"{each} begins or ends at no time")
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
+    """Raises a ValueError where a condition does not hold."""
     if not holds:
         raise ValueError(otherwise)

@@ -12,7 +12,6 @@ belong to threads and not to contexts (`contextvars`), like those of Keras and J
 """
 
 import threading
-from types import TracebackType
 from typing import Generic, TypeVar
 
 
@@ -78,10 +77,5 @@ class Binding(Generic[BoundValue]):
         self._slot.value = self._value
         return self._value
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._slot.value = self._before

@@ -26,8 +26,14 @@ from millrace.errors import CheckpointError, DataError, OptionError
 from millrace.programs.feeds.block import Block, BlockSlice, Destination
 from millrace.programs.feeds.blocks import BlockShape, stacked_blocks
 from millrace.programs.feeds.infeed import Infeed
-from millrace.programs.feeds.queue_elements import check_dataset, elements_of, spec_text
-from millrace.programs.feeds.queue_source import QueueSource, is_used_up, length_of
+from millrace.programs.feeds.queue_source import (
+    QueueSource,
+    check_dataset,
+    elements_of,
+    is_used_up,
+    length_of,
+    spec_text,
+)
 from millrace.programs.feeds.source_position import FastForward, SourceState
 from millrace.programs.feeds.waiting import POLL_SECONDS, BatchWait
 

@@ -62,16 +62,13 @@ class IteratorAdapter(UnknownSizeAdapter):
             self._is_drawn = False
 
 
-class _Pass:
+class _Pass(Iterator[ArrayTree]):
     """The batches of one pass through an iterator."""
 
     def __init__(self, source: Any, first: Any):
         self._source, self._first = source, first
         self._batches = iter(source)
         self._drawn = 0
-
-    def __iter__(self) -> Iterator[ArrayTree]:
-        return self
 
     def __next__(self) -> ArrayTree:
         try:

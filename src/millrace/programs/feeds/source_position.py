@@ -43,7 +43,7 @@ class SourceState:
     state: Any
 
 
-class TrackedBatches:
+class TrackedBatches(Iterator[ArrayTree]):
     """The batches of one pass, and the states of their source."""
 
     def __init__(
@@ -76,9 +76,6 @@ class TrackedBatches:
             self._set_state(self._begin)
         else:
             self._read_state()
-
-    def __iter__(self) -> Iterator[ArrayTree]:
-        return self
 
     def __next__(self) -> ArrayTree:
         try:

@@ -118,9 +118,7 @@ class OutfeedQueue:
                 return self._newest()
             values = [
                 jax.tree.map(lambda leaf, begin=begin: leaf[begin:], block.value)
-                for block, begin in zip(
-                    self._blocks, [self._used, *[0] * len(self._blocks)], strict=False
-                )
+                for block, begin in self._not_read()
             ]
             self._clear()
         if not values:
@@ -214,10 +212,9 @@ class OutfeedQueue:
         with self._change:
             self._change.wait_for(lambda: not self._expected or self._error is not None)
             self._raise_error()
-            begins = [self._used, *[0] * len(self._blocks)]
             return [
                 plain(jax.tree.map(lambda leaf, begin=begin: np.array(leaf[begin:]), block.value))
-                for block, begin in zip(self._blocks, begins, strict=False)
+                for block, begin in self._not_read()
             ]
 
     def put_back(self, values: Sequence[Any]) -> None:
@@ -232,6 +229,10 @@ class OutfeedQueue:
         """Removes all elements."""
         with self._change:
             self._clear()
+
+    def _not_read(self) -> Iterator[tuple[ElementBlock, int]]:
+        """Yields the blocks, each with the index of its first element that was not read."""
+        return zip(self._blocks, [self._used, *[0] * len(self._blocks)], strict=False)
 
     def _newest(self) -> Any:
         if not self._blocks:

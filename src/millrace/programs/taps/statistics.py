@@ -156,26 +156,21 @@ def _by_rows(value: jax.Array) -> Sums:
     def add(index: jax.Array, sums: Sums) -> Sums:
         # Sliced here: the rows of a scan would be a copy if the size is not a multiple.
         row = lax.dynamic_slice_in_dim(value, index * LANES, LANES)
-        total, squares, least, most, others = sums
-        return (
-            total + row,
-            squares + row * row,
-            jnp.minimum(least, row),
-            jnp.maximum(most, row),
-            others + jnp.abs(jnp.sign(row)),
-        )
+        return _joined(sums, (row, row * row, row, row, jnp.abs(jnp.sign(row))))
 
     total, squares, least, most, others = lax.fori_loop(0, number, add, first)
     sums = (total.sum(), squares.sum(), least.min(), most.max(), others.sum())
-    if not remainder.size:
-        return sums
-    tail = _reduced(remainder)
+    return _joined(sums, _reduced(remainder)) if remainder.size else sums
+
+
+def _joined(sums: Sums, more: Sums) -> Sums:
+    """Returns sums of some elements and of more elements."""
     return (
-        sums[0] + tail[0],
-        sums[1] + tail[1],
-        jnp.minimum(sums[2], tail[2]),
-        jnp.maximum(sums[3], tail[3]),
-        sums[4] + tail[4],
+        sums[0] + more[0],
+        sums[1] + more[1],
+        jnp.minimum(sums[2], more[2]),
+        jnp.maximum(sums[3], more[3]),
+        sums[4] + more[4],
     )
 
 

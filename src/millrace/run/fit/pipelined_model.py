@@ -289,7 +289,7 @@ def make_pipeline_runner(
     schedule = functools.partial(_schedule, pipelining, num_stages)
     of_stages = [groups[number] for number in numbers]
     compiled = CompiledStages(
-        executables, of_stages, Orders(schedule, of_stages, name_of(pipelining.schedule_in_force))
+        executables, of_stages, Orders(schedule, name_of(pipelining.schedule_in_force))
     )
     return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), tap_sink)
 

@@ -16,6 +16,7 @@ A test decodes a known program, and so finds a change of these numbers.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 Fields = dict[int, list[Any]]  # of a message, by number: ints and bytes
@@ -50,7 +51,6 @@ class KernelAxis:
     size: int
     stride: int
     padding_low: int
-    padding_high: int
     dilation: int
     base_dilation: int
 
@@ -62,7 +62,6 @@ class ConvolutionDimensions:
     input_batch: int
     input_spatial: tuple[int, ...]
     kernel_input_feature: int
-    kernel_spatial: tuple[int, ...]
     output_feature: int
     output_spatial: tuple[int, ...]
 
@@ -76,7 +75,7 @@ class Computation:
     instructions: tuple[Instruction, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     """A compiled program."""
 
@@ -84,6 +83,12 @@ class Module:
     entry: int
     computations: dict[int, Computation]
     schedule: dict[int, tuple[int, ...]]  # instructions in order, by computation
+
+    @cached_property
+    def instructions(self) -> dict[int, Instruction]:
+        """The instructions of all computations, by number."""
+        computations = self.computations.values()
+        return {each.number: each for part in computations for each in part.instructions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,6 @@ def kernel_axes(instruction: Instruction) -> tuple[KernelAxis, ...]:
             size=_signed(_last(each, 1)),
             stride=_last(each, 2, 1) or 1,
             padding_low=_signed(_last(each, 3)),
-            padding_high=_signed(_last(each, 4)),
             dilation=_last(each, 5, 1) or 1,
             base_dilation=_last(each, 6, 1) or 1,
         )
@@ -191,7 +195,6 @@ def convolution_of(instruction: Instruction) -> tuple[ConvolutionDimensions, int
         input_batch=_last(numbers, 7),
         input_spatial=tuple(_numbers(numbers, 11)),
         kernel_input_feature=_last(numbers, 3),
-        kernel_spatial=tuple(_numbers(numbers, 6)),
         output_feature=_last(numbers, 10),
         output_spatial=tuple(_numbers(numbers, 12)),
     )

@@ -19,6 +19,7 @@ import keras
 
 from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_loops import variables_of
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.records.memory import LiveBuffer
 from millrace.programs.plan import Plan
 from millrace.programs.steps.scopes import UPDATE
@@ -157,12 +158,8 @@ class LoopLabels:
 
 def update_scopes(model: keras.Model | None) -> frozenset[str]:
     """Returns the name scopes of a model's optimizer, and of the one that it wraps."""
-    names = {UPDATE}
-    optimizer = getattr(model, "optimizer", None)
-    while optimizer is not None:
-        names.add(optimizer.name)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return frozenset(names)
+    optimizers = wrapped_chain(getattr(model, "optimizer", None))
+    return frozenset({UPDATE, *(each.name for each in optimizers)})
 
 
 def variable_layers(model: keras.Model) -> dict[str, str]:

@@ -232,14 +232,6 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
         for buffers in values[root].values():
             extend(buffers, min(point, end))
     ranges = {buffer: (first[buffer], last[buffer]) for buffer in first}
-    return Liveness(points, ranges, _makers(module, assignment), values, assignment)
-
-
-def _makers(module: Module, assignment: BufferAssignment) -> dict[int, Instruction]:
-    instructions = {
-        each.number: each
-        for computation in module.computations.values()
-        for each in computation.instructions
-    }
-    buffers = assignment.buffers.values()
-    return {b.number: instructions[b.instruction] for b in buffers if b.instruction in instructions}
+    made, buffers = module.instructions, assignment.buffers.values()
+    makers = {b.number: made[b.instruction] for b in buffers if b.instruction in made}
+    return Liveness(points, ranges, makers, values, assignment)

@@ -62,16 +62,15 @@ class NearestNames:
         self._names: dict[int, str] = {}  # by the number of the operation
         self._operands: dict[int, tuple[int, ...]] = {}
         self._users: dict[int, list[int]] = {}
-        for computation in module.computations.values():
-            for instruction in computation.instructions:
-                self._operands[instruction.number] = instruction.operands
-                for operand in instruction.operands:
-                    self._users.setdefault(operand, []).append(instruction.number)
-                if name := name_of(instruction.op_name):
-                    self._own.add(instruction.number)
-                    self._names[instruction.number] = name
-                elif name := self._in_fusion(instruction):
-                    self._names[instruction.number] = name
+        for number, instruction in module.instructions.items():
+            self._operands[number] = instruction.operands
+            for operand in instruction.operands:
+                self._users.setdefault(operand, []).append(number)
+            if name := name_of(instruction.op_name):
+                self._own.add(number)
+                self._names[number] = name
+            elif name := self._in_fusion(instruction):
+                self._names[number] = name
         self._spread()
 
     def of(self, instruction: Instruction) -> tuple[str, bool]:

@@ -1,5 +1,6 @@
 """The memory of a pipelined model on each device: resident, waiting and running values."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,9 +27,9 @@ from millrace.run.pipelines.programs.builder import replaced_by
 from millrace.run.pipelines.programs.split import Slot
 from millrace.run.pipelines.programs.stages import state_groups
 from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
 
 _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
-_UPDATE = ("reduce_replicas", "partial", "shared", "final")
 
 
 def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[DeviceMemory, ...]:
@@ -42,7 +43,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
     stages = range(len(groups))
     sizes = [_sizes(programs, stage) for stage in stages]
     walk = UpdateWalk(builder.stages.split, builder.stages.passes, sizes, groups)
-    ends = [key for key in programs.programs if key[0] in _UPDATE]
+    ends = [key for key in programs.programs if key[0] in UPDATE_PROGRAMS]
     walk.run(programs.order, ends)
     devices_of_groups = []
     for group in dict.fromkeys(groups):
@@ -205,7 +206,4 @@ def _bytes(spec: Spec) -> int:
     if sharding is not None and sharding.memory_kind in _HOST:
         return 0
     shape = spec.shape if sharding is None else sharding.shard_shape(tuple(spec.shape))
-    size = 1
-    for length in shape:
-        size *= length
-    return size * spec.dtype.itemsize
+    return math.prod(shape) * spec.dtype.itemsize

@@ -13,7 +13,6 @@ import contextlib
 import os
 import pathlib
 import re
-import signal
 import sys
 import sysconfig
 import threading
@@ -27,11 +26,11 @@ import jax
 
 from millrace._compat.patch_table import EXCEPTHOOK, EXIT
 from millrace._compat.patches import replace
+from millrace.base.interrupts import TERMINATED
 from millrace.errors import ProcessError
 from millrace.run.processes.control_channel import ControlChannel, Failure
 
 GRACE_SECONDS = 1.0  # for `finally` blocks and files that are being written
-PREEMPTED = 128 + signal.SIGTERM  # exit status of a process that ends itself after SIGTERM
 _FOLLOW_SECONDS = 10.0  # for the others, after this process was preempted
 _NEWS_SECONDS = 2.0  # until a failure elsewhere is reported, after a connection was lost
 _THREADS_SECONDS = 30.0  # for threads that the interpreter waits for, such as writers of files
@@ -166,9 +165,9 @@ class FailureMonitor:
             return
         if self.of_others(0) is not None:
             self._watcher.join()  # which ends the process, with its message
-        if self._status is None or self._status == PREEMPTED:
+        if self._status is None or self._status == TERMINATED:
             self.channel.leave()
-            if self._status == PREEMPTED:  # JAX's function at exit waits for the others
+            if self._status == TERMINATED:  # JAX's function at exit waits for the others
                 threading.Thread(target=self._end_preempted, daemon=True).start()
             return
         self.channel.announce(f"it ended with exit status {self._status}.")
@@ -178,9 +177,9 @@ class FailureMonitor:
         # Those that do not follow may wait for this process in a collective operation.
         time.sleep(_FOLLOW_SECONDS)
         self.channel.announce(
-            f"it was preempted (exit status {PREEMPTED}), and the others continued."
+            f"it was preempted (exit status {TERMINATED}), and the others continued."
         )
-        self._end(PREEMPTED)
+        self._end(TERMINATED)
 
     def _end_late(self) -> None:
         time.sleep(_THREADS_SECONDS)

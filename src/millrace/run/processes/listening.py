@@ -42,6 +42,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return servers or [_everywhere(host, port, list(addresses))]
 
 
+def free_port(host: str) -> int:
+    """Returns a port of an address of this machine that nobody listens at."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as free:
+        return free.getsockname()[1]
+
+
 def names_loopback(host: str) -> bool:
     """Whether a host is this machine for every machine, by its text."""
     return host == "localhost" or _is_loopback(host)

@@ -5,7 +5,6 @@ Only a process that has imported Ray is asked: millrace never imports it by itse
 
 import dataclasses
 import importlib
-import socket
 import sys
 import threading
 import uuid
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import ProcessError
+from millrace.run.processes.listening import free_port
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RayWorker:
         own = None
         if self.rank == 0:
             host = _own_host()
-            own = {"address": f"{host}:{_free_port(host)}", "run": uuid.uuid4().hex}
+            own = {"address": f"{host}:{free_port(host)}", "run": uuid.uuid4().hex}
         common = collective.broadcast_from_rank_zero(own)
         return common["address"], common["run"]
 
@@ -61,12 +61,6 @@ class RayWorker:
 def _own_host() -> str:
     util: Any = importlib.import_module("ray.util")
     return util.get_node_ip_address()
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as free:
-        return free.getsockname()[1]
 
 
 def when_this_thread_ends(call: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ and so is the time in which a group waits for its first micro-batch: the bubble 
 Source: the interleaved schedule of Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from millrace.errors import ScheduleError
 from millrace.run.schedules.task import Pass, Schedule, Task, check_sizes
@@ -31,32 +31,6 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
     Raises:
         ScheduleError: if one of the three is below 1, or a group would have no stage.
     """
-    sizes = check_looped(num_stages, num_micro_batches, num_groups)
-    return tuple(
-        tuple(
-            task
-            for task in _group_tasks(group, num_groups, sizes)
-            # Tasks beyond the sizes come last in the pipeline or the update: none waits for them.
-            if task.stage < num_stages and task.micro_batch < num_micro_batches
-        )
-        for group in range(num_groups)
-    )
-
-
-class LoopedSizes(NamedTuple):
-    """How micro-batches and stages are divided."""
-
-    rounds: int  # stages of the first group
-    part_size: int  # micro-batches that go through a stage of a group before its next stage
-    num_parts: int
-
-
-def check_looped(num_stages: int, num_micro_batches: int, num_groups: int) -> LoopedSizes:
-    """Returns the sizes of a looped schedule; the arguments are those of `looped`.
-
-    Raises:
-        ScheduleError: if one of the three is below 1, or a group would have no stage.
-    """
     check_sizes(
         "Looped",
         num_stages=num_stages,
@@ -73,21 +47,29 @@ def check_looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Lo
     # idle less than a short one at the end.
     num_parts = max(1, num_micro_batches // num_groups)
     part_size = -(-num_micro_batches // num_parts)
-    return LoopedSizes(-(-num_stages // num_groups), part_size, num_parts)
+    parts = [range(part_size * k, part_size * (k + 1)) for k in range(num_parts)]
+    rounds = -(-num_stages // num_groups)  # stages of the first group
+    return tuple(
+        tuple(
+            task
+            for task in _group_tasks(group, num_groups, rounds, parts)
+            # Tasks beyond the sizes come last in the pipeline or the update: none waits for them.
+            if task.stage < num_stages and task.micro_batch < num_micro_batches
+        )
+        for group in range(num_groups)
+    )
 
 
-def _group_tasks(group: int, num_groups: int, sizes: LoopedSizes) -> list[Task]:
-    rounds, part_size, num_parts = sizes
+def _group_tasks(group: int, num_groups: int, rounds: int, parts: Sequence[range]) -> list[Task]:
     stages = [group + num_groups * r for r in range(rounds)]
     forwards: list[Task] = []
     backwards: list[Task] = []
-    for first in range(0, part_size * num_parts, part_size):
-        micro_batches = range(first, first + part_size)
+    for micro_batches in parts:
         forwards += [Task(s, Pass.FORWARD, m) for s in stages for m in micro_batches]
         backwards += [Task(s, Pass.BACKWARD, m) for s in reversed(stages) for m in micro_batches]
     # The first backward is that of the last stage, so all rounds but one come before it. After them
     # it is 1F1B with a run-ahead of 2, for the way down the pipeline and back.
-    warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))
+    warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * len(parts[0]), len(forwards))
     steady = len(forwards) - warmup
     tasks = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):

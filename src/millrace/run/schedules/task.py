@@ -22,6 +22,11 @@ class Pass(enum.StrEnum):
     BACKWARD_INPUT = "I"  # cotangents of the inputs: the stage before waits for them
     BACKWARD_WEIGHT = "W"  # gradients of the weights: only the update waits for them
 
+    @property
+    def program(self) -> str:
+        """The name of the program of a stage that computes it: `backward_input`, say."""
+        return self.name.lower()
+
     # That of `Enum` is Python, and takes most of the time of a simulation.
     __hash__ = str.__hash__  # type: ignore[assignment]
 

@@ -65,7 +65,6 @@ def update_time(
         ScheduleError: if the schedule stops before its end, or the costs lack a pass.
     """
     waits = dependencies(schedule)
-    waits = dependencies(schedule)
     cost = {kind: list(each) for kind, each in costs.tasks.items()}
     runs, begun = 1 + bool(costs.transfer) + bool(costs.dispatch), 0
 

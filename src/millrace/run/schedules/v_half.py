@@ -9,7 +9,7 @@ of one stage, where 1F1B is idle for twice as many. Source: Qi et al. 2024, arXi
 """
 
 from millrace.run.schedules.task import Schedule
-from millrace.run.schedules.v_shape import Pattern, Repeated, groups_of_v, repeated
+from millrace.run.schedules.v_shape import Pattern, groups_of_v, repeated
 
 
 def v_half(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -28,13 +28,8 @@ def v_half(num_stages: int, num_micro_batches: int) -> Schedule:
     Raises:
         ScheduleError: if one of the two is below 1, or the number of stages is odd.
     """
-    return repeated(*v_half_pattern(num_stages, num_micro_batches))
-
-
-def v_half_pattern(num_stages: int, num_micro_batches: int) -> Repeated:
-    """Returns the pattern of a micro-batch, and the other arguments of `repeated`."""
     num_groups = groups_of_v("V-Half", num_stages, num_micro_batches)
     # A step out and a step back take 3 units, so a group holds a set for 6 units in each group
     # of the pipeline. The other numbers keep the tasks of a group apart.
     pattern = Pattern(steps=(1, 2, 1, 2), ends=(2, 1 if num_groups % 2 else 4, 1))
-    return pattern, num_groups, num_micro_batches, 2 * ((num_groups + 2) // 2)
+    return repeated(pattern, num_groups, num_micro_batches, 2 * ((num_groups + 2) // 2))

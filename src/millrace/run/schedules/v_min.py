@@ -12,7 +12,7 @@ the other schedules. Source: Qi et al. 2024, arXiv 2405.15362.
 """
 
 from millrace.run.schedules.task import Schedule
-from millrace.run.schedules.v_shape import Pattern, Repeated, groups_of_v, repeated
+from millrace.run.schedules.v_shape import Pattern, groups_of_v, repeated
 
 
 def v_min(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -31,13 +31,8 @@ def v_min(num_stages: int, num_micro_batches: int) -> Schedule:
     Raises:
         ScheduleError: if one of the two is below 1, or the number of stages is odd.
     """
-    return repeated(*v_min_pattern(num_stages, num_micro_batches))
-
-
-def v_min_pattern(num_stages: int, num_micro_batches: int) -> Repeated:
-    """Returns the pattern of a micro-batch, and the other arguments of `repeated`."""
     num_groups = groups_of_v("V-Min", num_stages, num_micro_batches)
     # With a multiple of 3 groups two tasks of a group would come at the same time.
     ends = (1, 1, 1) if num_groups % 3 else (3, 1, 3)
     pattern = Pattern(steps=(1, 1, 1, 1), ends=ends)
-    return pattern, num_groups, num_micro_batches, 2 * ((num_groups + 4) // 3)
+    return repeated(pattern, num_groups, num_micro_batches, 2 * ((num_groups + 4) // 3))

@@ -36,9 +36,6 @@ INTERVAL = len(TASKS)  # between micro-batches: a group then has a task in every
 PATHS = 4
 _FORWARDS, _WEIGHTS = range(2), range(PATHS, INTERVAL)
 
-# The arguments of `repeated`: pattern, num_groups, num_micro_batches, max_sets.
-Repeated = tuple["Pattern", int, int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
@@ -129,7 +126,7 @@ def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets
     """
     orders = [_order_of_paths(starts, num_micro_batches) for starts in pattern.starts(num_groups)]
     sources = [
-        [source_of(group, path, num_groups) for path in range(INTERVAL)]
+        [_source(group, path, num_groups) for path in range(INTERVAL)]
         for group in range(num_groups)
     ]
     done = [[0] * INTERVAL for _ in range(num_groups)]  # tasks of each group and path
@@ -151,7 +148,10 @@ def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets
                     chosen.append((group, path))
                     break
         if not chosen:
-            raise no_memory(max_sets, num_groups)
+            raise ScheduleError(
+                f"max_sets={max_sets} is less than this pattern needs on {num_groups} "
+                "device groups, which would wait for each other. Set it to more."
+            )
         for group, path in chosen:
             on_way_back, kind = TASKS[path]
             stage = 2 * num_groups - 1 - group if on_way_back else group
@@ -159,14 +159,6 @@ def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets
             done[group][path] += 1
         left -= len(chosen)
     return tuple(map(tuple, rows))
-
-
-def no_memory(max_sets: int, num_groups: int) -> ScheduleError:
-    """Returns the error for a pattern that needs more activation sets."""
-    return ScheduleError(
-        f"max_sets={max_sets} is less than this pattern needs on {num_groups} "
-        "device groups, which would wait for each other. Set it to more."
-    )
 
 
 def _order_of_paths(starts: Sequence[int], num_micro_batches: int) -> list[int]:
@@ -179,7 +171,7 @@ def _order_of_paths(starts: Sequence[int], num_micro_batches: int) -> list[int]:
     return [path for _, path in sorted(times)]
 
 
-def source_of(group: int, path: int, num_groups: int) -> tuple[int, int] | None:
+def _source(group: int, path: int, num_groups: int) -> tuple[int, int] | None:
     """Returns the group and path of the task before; None for the first of a micro-batch."""
     if path >= PATHS:
         return group, path - 2

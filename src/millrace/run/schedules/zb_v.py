@@ -10,7 +10,7 @@ as much. Source: Qi et al. 2023, arXiv 2401.10241; the pattern is V-ZB of arXiv 
 """
 
 from millrace.run.schedules.task import Schedule
-from millrace.run.schedules.v_shape import Pattern, Repeated, groups_of_v, repeated
+from millrace.run.schedules.v_shape import Pattern, groups_of_v, repeated
 
 
 def zb_v(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -29,13 +29,8 @@ def zb_v(num_stages: int, num_micro_batches: int) -> Schedule:
     Raises:
         ScheduleError: if one of the two is below 1, or the number of stages is odd.
     """
-    return repeated(*zb_v_pattern(num_stages, num_micro_batches))
-
-
-def zb_v_pattern(num_stages: int, num_micro_batches: int) -> Repeated:
-    """Returns the pattern of a micro-batch, and the other arguments of `repeated`."""
     num_groups = groups_of_v("ZB-V", num_stages, num_micro_batches)
     # A step out and a step back take 6 units, twice as many as in V-Half. So each F and I may come
     # later than its time in the pattern, as it does where transfers take time, and nobody waits.
     pattern = Pattern(steps=(2, 4, 2, 4), ends=(1, 1, 1))
-    return pattern, num_groups, num_micro_batches, num_stages
+    return repeated(pattern, num_groups, num_micro_batches, num_stages)

@@ -47,11 +47,7 @@ class Dispatched(NamedTuple):
     outputs: Sequence[jax.Array]  # ready when it has ended; not donated to any later program
 
 
-class GroupTimes(NamedTuple):
-    """What one thread has measured, in seconds of `time.perf_counter`."""
-
-    spans: list[Span]
-    activities: list[ActivitySpan]
+GroupTimes = list[Span | ActivitySpan]  # of one thread, in seconds of `time.perf_counter`
 
 
 class Measurement:
@@ -130,7 +126,7 @@ class Measurement:
         self.seal()
 
     def _measure(self, group: int, before: Sequence[jax.Array]) -> None:
-        times = GroupTimes([], [])
+        times: GroupTimes = []
         try:
             free = _wait(before) if before else 0.0
             is_first = True
@@ -150,12 +146,12 @@ class Measurement:
                 self._end()
 
     def _end(self) -> None:
-        spans = [span for times in self._times for span in times.spans]
-        rows = [each for times in self._times for each in times.activities]
-        both = [(each.start, each.end) for each in (*spans, *rows)]
+        both = [each for times in self._times for each in times]
         if not both:
             return
-        start, end = min(each for each, _ in both), max(each for _, each in both)
+        spans = [each for each in both if isinstance(each, Span)]
+        rows = [each for each in both if isinstance(each, ActivitySpan)]
+        start, end = min(each.start for each in both), max(each.end for each in both)
         # From the begin of the dispatch on, which comes long before the first task in a process
         # that waits for another one: `update_traces` cuts off what is before the tasks of both.
         beside = self._activities.between(min(start, self._began), end)
@@ -202,9 +198,7 @@ def _time(times: GroupTimes, group: int, entry: Dispatched, free: float) -> floa
     if isinstance(entry.what, Task):
         task = entry.what
         if task.micro_batch >= 0:
-            times.spans.append(
-                Span(task.stage, task.kind.value, task.micro_batch, group, start, end)
-            )
+            times.append(Span(task.stage, task.kind.value, task.micro_batch, group, start, end))
     else:
-        times.activities.append(ActivitySpan(f"group {group}", entry.what, start, end))
+        times.append(ActivitySpan(f"group {group}", entry.what, start, end))
     return end

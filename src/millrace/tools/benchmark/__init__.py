@@ -2,7 +2,7 @@
 
     throughput.py   dataset_benchmark, infeed_benchmark
     sources.py      the kinds of data sets, and how their elements are read
-    show.py         the clock of a benchmark, and its lines
+    supply.py       the clock of a benchmark, and its output
 
 Training uses none of this. Whether a model waits for its data, its own run says
 (`tools/reports/limits.py`).

@@ -12,7 +12,7 @@ None of these libraries is imported: the methods of a data set tell its kind.
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import keras
@@ -21,18 +21,9 @@ import numpy as np
 from millrace._compat.keras_data import get_data_adapter
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import DataError, DTypeError, OptionError
+from millrace.programs.feeds.infeed_queue import InfeedQueue
 
-
-class HoldsDataset(Protocol):
-    """An infeed queue."""
-
-    @property
-    def dataset(self) -> Any:
-        """The data set behind the queue."""
-        ...
-
-
-BatchSource: TypeAlias = Iterable[object] | keras.utils.PyDataset | HoldsDataset | Callable[[], Any]
+BatchSource: TypeAlias = Iterable[object] | keras.utils.PyDataset | InfeedQueue | Callable[[], Any]
 
 _KINDS = (
     "a tf.data.Dataset, a torch or grain DataLoader, a keras.utils.PyDataset, a generator or "

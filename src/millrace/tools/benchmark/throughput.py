@@ -12,27 +12,24 @@ time one by one, 2 % in groups of 5 and 1 % in groups of 16.
 Both read ahead by a few elements or blocks, as training does.
 """
 
-import functools
 import itertools
-import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from millrace.base.devices import DeviceGroup, find_devices, home
-from millrace.base.options import Feed, truth, whole_number
+from millrace.base.options import Feed
 from millrace.base.pytrees import ArrayTree
-from millrace.base.records.feed_benchmark import Supply
 from millrace.programs.feeds.block import Block, Destination
 from millrace.programs.feeds.blocks import BlockShape, stacked_blocks
 from millrace.programs.feeds.infeed import Infeed
-from millrace.tools.benchmark.show import Arrivals, measure, tell_epoch
 from millrace.tools.benchmark.sources import BatchSource, opened
+from millrace.tools.benchmark.supply import Arrivals, checked, measure
 
 DEPTH = 32
 GROUP = 16  # half of the depth: one group is filled while the other is taken
@@ -145,10 +142,30 @@ def dataset_benchmark(
         DTypeError: if `dataset` cannot be iterated, or its elements contain no arrays.
         DataError: if the data ends too early; the message has the number of elements.
     """
-    supply = _checked(
-        measure_dataset, dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy
-    )
-    return json.dumps(supply.as_json())
+    options = checked(number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
+    begin = time.perf_counter()
+    with opened(dataset) as source:
+        queue = ElementQueue(source, options.epochs, options.elements)
+        arrivals = _copied(queue.take()) if options.copies else map(_size, queue.take())
+        try:
+            return measure(lambda count: itertools.islice(arrivals, count), options, begin)
+        finally:
+            queue.close()
+
+
+def _copied(elements: Iterator[ArrayTree]) -> Arrivals:
+    targets: list[np.ndarray] = []
+    for element in elements:
+        leaves: list[np.ndarray] = jax.tree.leaves(element)
+        if [(t.shape, t.dtype) for t in targets] != [(x.shape, x.dtype) for x in leaves]:
+            targets = [np.empty_like(leaf, order="C") for leaf in leaves]
+        for target, leaf in zip(targets, leaves, strict=True):
+            np.copyto(target, leaf)
+        yield 1, sum(leaf.nbytes for leaf in leaves)
+
+
+def _size(element: ArrayTree) -> tuple[int, int]:
+    return 1, sum(leaf.nbytes for leaf in jax.tree.leaves(element))
 
 
 def infeed_benchmark(
@@ -179,88 +196,25 @@ def infeed_benchmark(
         DTypeError: if the data set cannot be iterated, or its elements contain no arrays.
         DataError: if the data ends too early, or the device cannot represent it.
     """
-    supply = _checked(
-        measure_infeed, infeed_queue, number_of_epochs, elements_per_epochs, print_stats, do_memcpy
-    )
-    return json.dumps(supply.as_json())
-
-
-def _checked(
-    run: Callable[..., Supply],
-    dataset: BatchSource,
-    epochs: object,
-    elements: object,
-    print_stats: object,
-    do_memcpy: object,
-) -> Supply:
-    tell = functools.partial(
-        tell_epoch, whole_number("number_of_epochs", epochs, 1), truth("print_stats", print_stats)
-    )
-    count = whole_number("elements_per_epochs", elements, 1)
-    return run(dataset, epochs, count, copies=truth("do_memcpy", do_memcpy), tell=tell)
-
-
-def measure_dataset(
-    dataset: BatchSource,
-    epochs: int,
-    elements: int,
-    copies: bool = True,
-    **watchers: Callable[..., object],
-) -> Supply:
-    """Runs `dataset_benchmark`; `watchers` may have `tell`, as `measure`."""
-    begin = time.perf_counter()
-    with opened(dataset) as source:
-        queue = ElementQueue(source, epochs, elements)
-        arrivals = _copied(queue.take()) if copies else map(_size, queue.take())
-        try:
-            return measure(
-                lambda count: itertools.islice(arrivals, count), epochs, elements, begin, **watchers
-            )
-        finally:
-            queue.close()
-
-
-def _copied(elements: Iterator[ArrayTree]) -> Arrivals:
-    targets: list[np.ndarray] = []
-    for element in elements:
-        leaves: list[np.ndarray] = jax.tree.leaves(element)
-        if [(t.shape, t.dtype) for t in targets] != [(x.shape, x.dtype) for x in leaves]:
-            targets = [np.empty_like(leaf, order="C") for leaf in leaves]
-        for target, leaf in zip(targets, leaves, strict=True):
-            np.copyto(target, leaf)
-        yield 1, sum(leaf.nbytes for leaf in leaves)
-
-
-def _size(element: ArrayTree) -> tuple[int, int]:
-    return 1, sum(leaf.nbytes for leaf in jax.tree.leaves(element))
-
-
-def measure_infeed(
-    infeed_queue: BatchSource,
-    epochs: int,
-    elements: int,
-    copies: bool = True,
-    **watchers: Callable[..., object],
-) -> Supply:
-    """Runs `infeed_benchmark`; `watchers` may have `tell`, as `measure`."""
+    options = checked(number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
     feed = Feed()
     depth = getattr(infeed_queue, "prefetch_depth", None) or feed.prefetch_depth
     device = home(find_devices(None))
-    destination = Destination(DeviceGroup((device,)), stays_on_host=not copies)
-    shape = BlockShape(feed.max_block_bytes, multiples=(elements, 1), capacities={})
+    destination = Destination(DeviceGroup((device,)), stays_on_host=not options.copies)
+    shape = BlockShape(feed.max_block_bytes, multiples=(options.elements, 1), capacities={})
     begin = time.perf_counter()
     with opened(infeed_queue) as source:
-        blocks = stacked_blocks(source, [elements] * epochs, shape, destination)
+        blocks = stacked_blocks(source, [options.elements] * options.epochs, shape, destination)
         infeed = Infeed(lambda is_awaited: blocks, depth)
 
         def take(count: int) -> Arrivals:
             for segment in infeed.take(count):
-                if copies:
+                if options.copies:
                     _wait(segment.block, destination)
                 yield segment.count, segment.count * segment.block.spec.nbytes
 
         try:
-            return measure(take, epochs, elements, begin, **watchers)
+            return measure(take, options, begin)
         finally:
             infeed.close()
 

@@ -1,12 +1,10 @@
 """The commands `millrace checkpoint`: lists and verifies checkpoints."""
 
 import json
-import os
 import pathlib
 from dataclasses import dataclass
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,8 +13,7 @@ from millrace.base.checkpoints.manifest import FIT, DamagedError, Manifest, chec
 from millrace.base.checkpoints.stored import StoredCheckpoint
 from millrace.base.records.memory import bytes_text
 from millrace.compilation.executables.progress import search
-
-_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+from millrace.tools.cli.types import table_console
 
 _directory = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path)
@@ -61,9 +58,7 @@ def list_command(directory: pathlib.Path, as_json: bool) -> None:
         text = {"directory": str(directory), "writer": writer, "checkpoints": listed}
         print(json.dumps(text, indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=_PIPE_WIDTH)
+    console = table_console()
     if entries:
         console.print(_table(entries, writer is not None))
     else:
@@ -182,6 +177,3 @@ def _verify(checkpoint: StoredCheckpoint) -> None:
             tick(f"{bytes_text(read)} of {bytes_text(manifest.nbytes)}")
 
         check_files(checkpoint.path, manifest, has_read=has_read)
-
-
-COMMANDS = (checkpoint_command,)

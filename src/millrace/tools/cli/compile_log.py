@@ -10,9 +10,7 @@
 The number of a row leads to its cause below the table.
 """
 
-import collections
 import json
-import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -23,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.compilation import CompileRecord, Origin, compile_totals
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.printable import printable
 from millrace.base.records.run import read_compile_log
+from millrace.tools.cli.types import table_console
 
-_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _WIDE_WIDTH = 120  # columns of a terminal at which the parts of the time fit in
 _MIN_WIDTH = 72
 NumberedRecords = Sequence[tuple[int, CompileRecord]]  # with row numbers of the whole log
@@ -54,10 +52,8 @@ def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool
     if as_json:
         print(json.dumps(_as_dict(records, [each for _, each in shown]), indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=_PIPE_WIDTH)
-    elif console.width < _MIN_WIDTH:  # the terminal wraps lines better than a table wraps words
+    console = table_console()
+    if console.width < _MIN_WIDTH:  # the terminal wraps lines better than a table wraps words
         console = Console(highlight=False, width=_MIN_WIDTH)
     if shown:
         console.print(_table(shown, console.width >= _WIDE_WIDTH))
@@ -113,30 +109,26 @@ def _causes(records: NumberedRecords) -> Table:
 
 
 def _totals(records: Sequence[CompileRecord]) -> str:
-    executables = [record for record in records if record.is_executable]
-    origins = collections.Counter(record.origin for record in executables)
+    totals = compile_totals(records)
+    origins = totals.by_origin
     kinds = ", ".join(f"{origins[each]} {each.value}" for each in Origin if origins[each])
-    recompilations = [record for record in executables if record.is_recompilation]
-    lost = sum(record.seconds for record in recompilations)
-    switches = sum(record.count for record in records if not record.is_executable)
     return (
-        f"executables      {len(executables)}{f' ({kinds})' if kinds else ''}, "
-        f"{sum(record.seconds for record in executables):.2f} s\n"
-        f"recompilations   {len(recompilations)}, {lost:.2f} s lost\n"
-        f"switches         {switches}"
+        f"executables      {totals.executables}{f' ({kinds})' if kinds else ''}, "
+        f"{totals.seconds:.2f} s\n"
+        f"recompilations   {totals.recompilations}, {totals.recompilation_seconds:.2f} s lost\n"
+        f"switches         {totals.switches}"
     )
 
 
 def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -> dict[str, object]:
-    executables = [record for record in records if record.is_executable]
-    recompilations = [record for record in executables if record.is_recompilation]
+    totals = compile_totals(records)
     return {
         "records": [{**asdict(each), "origin": each.origin.value} for each in shown],
-        "executables": len(executables),
-        "seconds": sum(record.seconds for record in executables),
-        "recompilations": len(recompilations),
-        "recompilation_seconds": sum(record.seconds for record in recompilations),
-        "switches": sum(record.count for record in records if not record.is_executable),
+        "executables": totals.executables,
+        "seconds": totals.seconds,
+        "recompilations": totals.recompilations,
+        "recompilation_seconds": totals.recompilation_seconds,
+        "switches": totals.switches,
     }
 
 
@@ -151,6 +143,3 @@ def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) 
     need not have ended.
     """
     show_compile_log(run, recompilations, as_json)
-
-
-COMMANDS = (compile_log_command,)

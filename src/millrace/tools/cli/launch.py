@@ -9,7 +9,6 @@ import dataclasses
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,11 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from millrace.base.interrupts import TERMINATED
 from millrace.run.processes.agreement import Launched
+from millrace.run.processes.listening import free_port
 
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 20  # of the output of the process that failed first
-_PREEMPTED = 128 + signal.SIGTERM  # exit status of a process that ends itself after SIGTERM
 # A second Ctrl-C before that is the first one again: a program above the launcher, such as make,
 # may forward the signal that the terminal has sent to both.
 _PATIENCE_SECONDS = 1.0
@@ -57,7 +57,7 @@ class _Failure:
         ended = f"exit status {self.code}"
         if self.code < 0:
             ended = signal.Signals(-self.code).name
-        elif self.code == _PREEMPTED:
+        elif self.code == TERMINATED:
             ended += ", as after SIGTERM"
         return f"process {self.process} failed first ({ended}){': ' * bool(self.text)}{self.text}"
 
@@ -177,7 +177,7 @@ def _start(
     processes: list[subprocess.Popen[bytes]],
 ) -> None:
     allowed = os.sched_getaffinity(0) if shares else set()
-    address, run = f"127.0.0.1:{_free_port()}", uuid.uuid4().hex
+    address, run = f"127.0.0.1:{free_port('127.0.0.1')}", uuid.uuid4().hex
     # A background job of a script ignores SIGINT. Its children would inherit that, and not end
     # when they receive the signal. Handlers, on the other hand, are not inherited.
     previous = signal.getsignal(signal.SIGINT)
@@ -215,32 +215,21 @@ def _process(
     environment = os.environ | launched.to_environment() | more
     # A new session is a new process group, which can be ended with all processes that it starts.
     # Ctrl-C in a terminal does not reach it: each process gets the signal once, from the launcher.
-    if launched.process_id == 0:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    with log.open("ab") as file:  # a restart continues the file
+    is_first = launched.process_id == 0
+    # A restart continues the file.
+    with contextlib.nullcontext() if is_first else log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
-            stderr=subprocess.STDOUT,
+            stderr=None if is_first else subprocess.STDOUT,
             start_new_session=True,
         )
 
 
 def _log(directory: pathlib.Path, index: int) -> pathlib.Path:
     return directory / f"process-{index}.log"
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _wait(

@@ -18,13 +18,12 @@ from typing import Any
 import click
 
 from millrace.errors import MillraceError
-from millrace.tools.cli import checkpoint as cli_checkpoint
-from millrace.tools.cli import compile_log as cli_compile_log
-from millrace.tools.cli import report as cli_report
+from millrace.tools.cli.checkpoint import checkpoint_command
+from millrace.tools.cli.compile_log import compile_log_command
 from millrace.tools.cli.launch import LaunchOptions, launch
-from millrace.tools.cli.launch_options import launch_options
+from millrace.tools.cli.report import report_command
 from millrace.tools.cli.simulate import simulate_command
-from millrace.tools.cli.types import as_options
+from millrace.tools.cli.types import as_options, launch_options
 
 
 class Commands(click.Group):
@@ -48,12 +47,7 @@ def main() -> None:
     """Run, inspect and port programs that use millrace."""
 
 
-for _command in (
-    *cli_checkpoint.COMMANDS,
-    *cli_compile_log.COMMANDS,
-    *cli_report.COMMANDS,
-    simulate_command,
-):
+for _command in (checkpoint_command, compile_log_command, report_command, simulate_command):
     main.add_command(_command)
 
 for _entry in importlib.metadata.entry_points(group="millrace.commands"):

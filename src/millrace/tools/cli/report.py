@@ -120,6 +120,3 @@ def _open(address: str) -> None:
         has_opened = False
     if not has_opened:
         click.echo(f"There is no browser to open. Open this address in one: {address}", err=True)
-
-
-COMMANDS = (report_command,)

@@ -12,22 +12,21 @@ program      peak       largest layers
 operations   FLOPs      bytes      time
 """
 
-import os
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace.base.records.compilation import compile_totals
 from millrace.base.records.loops import LoopRecord
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.operations import OperationGroup
-from millrace.base.records.printable import printable
+from millrace.base.records.printable import counted, printable
 from millrace.base.records.run import RunRecords
+from millrace.tools.cli.types import table_console
 from millrace.tools.reports.limits import limits
 from millrace.tools.reports.running import outcome_of, run_state
 
-_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _MAX_TASKS = 200  # of a drawing
 _MAX_LINES = 24
 _MAX_LOOPS = 4
@@ -39,9 +38,7 @@ _MODES = ("train", "test", "predict")
 
 def show_summary(run: RunRecords) -> None:
     """Prints what a run was, what limited it, its timeline, its memory and its operations."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=_PIPE_WIDTH)
+    console = table_console()
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(no_wrap=True)
     for name, text in _facts(run):
@@ -80,11 +77,9 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
             ", ".join(f"{name} {value:.2f} s ({found.shares[name]:.0%})" for name, value in shown),
         )
     yield "limit", f"{found.limit}: {found.advice}" if found.limit else found.advice
-    executables = [each for each in run.compilations if each.is_executable]
-    again = sum(each.is_recompilation for each in executables)
-    seconds = sum(each.seconds for each in executables)
-    what = "executable" if len(executables) == 1 else "executables"
-    yield "compiled", f"{len(executables)} {what} in {seconds:.2f} s added up, {again} again"
+    totals = compile_totals(run.compilations)
+    made = counted(totals.executables, "executable")
+    yield "compiled", f"{made} in {totals.seconds:.2f} s added up, {totals.recompilations} again"
     if run.damaged:
         lines = ", ".join(f"{name}: {count}" for name, count in run.damaged.items())
         yield "damaged", f"lines that could not be read, by file: {lines}"

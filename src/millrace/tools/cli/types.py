@@ -1,13 +1,23 @@
-"""Types of options, and checks, that several commands share."""
+"""Options and their types, and the console of tables, that several commands share."""
 
 import math
-import pathlib
+import os
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
-from millrace.errors import line_and_cause
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+
+
+def table_console() -> Console:
+    """Returns a console for tables, which are wider where they do not go to a terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        return Console(highlight=False, width=_PIPE_WIDTH)
+    return console
 
 
 class FiniteRange(click.FloatRange):
@@ -21,17 +31,6 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
-
-
-def check_script(script: str) -> None:
-    """Refuses a file that is not Python, with the line of the error."""
-    try:
-        compile(pathlib.Path(script).read_bytes(), script, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, on Python 3.11.2
-        line, cause = line_and_cause(error)
-        raise click.ClickException(
-            f"{script}{line}: this is not a Python program: {cause}. Give a file of Python source."
-        ) from None
 
 
 # The names of `make_schedule` and of a model's options, and those of `simulate`.
@@ -49,3 +48,30 @@ def as_options(message: str) -> str:
     for name, option in _OF_SIMULATE:
         message = re.sub(name, option, message)
     return message
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def launch_options(command: Command) -> Command:
+    """Adds `timeout`, `restarts` and `no_pin` to the parameters of a command."""
+    options = (
+        click.option(
+            "--timeout",
+            default=30.0,
+            type=FiniteRange(0, min_open=True),
+            help="Seconds that processes have to end, after one has failed, SIGTERM or Ctrl-C.",
+            show_default=True,
+        ),
+        click.option(
+            "--restarts",
+            default=0,
+            type=click.IntRange(0),
+            help="Times that all processes are started again after one has failed.",
+            show_default=True,
+        ),
+        click.option("--no-pin", is_flag=True, help="Let every process use all cores."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

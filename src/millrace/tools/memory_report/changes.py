@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from millrace._compat.jax_memory import host_memory
 from millrace.base.devices import home
@@ -117,30 +118,31 @@ def _extra_flops(before: Needs, after: Needs, copies: float) -> float:
     return after.update_flops() * copies / flops - 1 if flops else 0.0
 
 
+def _with(setup: Setup, record: str, **fields: Any) -> Options:
+    """Returns a model's options with other fields of one of its records."""
+    options = setup.options
+    return replace(options, **{record: replace(getattr(options, record), **fields)})
+
+
 def _recomputation(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Returns a budget of the limit, or the mode of a pipeline."""
-    options = setup.options
-    if options.recomputation != Recomputation():
+    if setup.options.recomputation != Recomputation():
         return []
-    if setup.stages.assignment() is not None:
-        changed = replace(options, recomputation=Recomputation(mode=RecomputationMode.AUTO))
-        return [Candidate("model.set_recomputation_options()", changed, batches)]
-    limit = min(device.limit for device in report.devices if device.limit is not None)
-    limit -= _blocks_ahead(setup, report)
-    changed = replace(
-        options, recomputation=Recomputation(mode=RecomputationMode.AUTO, budget=limit)
-    )
-    return [Candidate(f"model.set_recomputation_options(budget={limit})", changed, batches)]
+    budget, code = None, "model.set_recomputation_options()"
+    if setup.stages.assignment() is None:
+        budget = min(device.limit for device in report.devices if device.limit is not None)
+        budget -= _blocks_ahead(setup, report)
+        code = f"model.set_recomputation_options(budget={budget})"
+    options = _with(setup, "recomputation", mode=RecomputationMode.AUTO, budget=budget)
+    return [Candidate(code, options, batches)]
 
 
 def _offloaded_optimizer_state(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Returns the offload of the optimizer's state, where host memory can be used."""
-    options = setup.options
-    if options.offload.optimizer_state or host_memory(home(setup.devices)) is None:
+    if setup.options.offload.optimizer_state or host_memory(home(setup.devices)) is None:
         return []
-    changed = replace(options, offload=replace(options.offload, optimizer_state=True))
     code = "model.set_replication_options(offload_weight_update_variables=True)"
-    return [Candidate(code, changed, batches)]
+    return [Candidate(code, _with(setup, "offload", optimizer_state=True), batches)]
 
 
 def _blocks_ahead(setup: Setup, report: MemoryReport) -> int:
@@ -152,22 +154,16 @@ def _blocks_ahead(setup: Setup, report: MemoryReport) -> int:
 
 
 def _shared_optimizer_state(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    replication = setup.options.replication
-    if setup.replicas == 1 or replication.shard_optimizer_state:
+    if setup.replicas == 1 or setup.options.replication.shard_optimizer_state:
         return []
-    options = replace(setup.options, replication=replace(replication, shard_optimizer_state=True))
     code = "model.set_replication_options(replicated_optimizer_state_sharding=True)"
-    return [Candidate(code, options, batches)]
+    return [Candidate(code, _with(setup, "replication", shard_optimizer_state=True), batches)]
 
 
 def _shared_weights(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    replication = setup.options.replication
-    if setup.replicas == 1 or replication.shard_weights:
+    if setup.replicas == 1 or setup.options.replication.shard_weights:
         return []
-    options = replace(
-        setup.options,
-        replication=replace(replication, shard_optimizer_state=True, shard_weights=True),
-    )
+    options = _with(setup, "replication", shard_optimizer_state=True, shard_weights=True)
     code = (
         "model.set_replication_options(replicated_optimizer_state_sharding=True, "
         "replicated_weight_sharding=True)"
@@ -179,15 +175,15 @@ def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
     """Returns blocks of half, a quarter, ... of their bytes, where that can be enough."""
     if setup.stages.assignment() is not None:
         return []
-    feed, options, replicas = setup.options.feed, setup.options, setup.replicas
+    replicas = setup.replicas
     least = batches.spec.nbytes * setup.update_steps(Mode.TRAIN)
     now = _bytes_of_batches(report) * replicas
     nbytes, candidates = now // 2, []
     while nbytes >= least:
         if now - nbytes >= _excess(report) * replicas:
-            changed = replace(options, feed=replace(feed, max_block_bytes=nbytes))
+            options = _with(setup, "feed", max_block_bytes=nbytes)
             code = f"model.set_infeed_queue_options(max_block_bytes={nbytes})"
-            candidates.append(Candidate(code, changed, batches))
+            candidates.append(Candidate(code, options, batches))
         nbytes //= 2
     return candidates
 
@@ -218,19 +214,17 @@ def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport)
 
 
 def _micro_batch(setup: Setup, batches: Batches, rows: int) -> Candidate:
-    options = setup.options
-    changed = replace(options, accumulation=replace(options.accumulation, micro_batch=rows))
     code = f"model.set_gradient_accumulation_options(micro_batch={rows})"
-    return Candidate(code, changed, batches)
+    return Candidate(code, _with(setup, "accumulation", micro_batch=rows), batches)
 
 
 def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
     """Returns smaller micro-batches of a pipeline, which are the batches of fit."""
-    options, spec = setup.options, batches.spec
+    spec = batches.spec
     rows = spec.rows // factor
     shapes = tuple((rows, *shape[1:]) for shape in spec.shapes)
-    steps = (options.pipelining.steps or 1) * factor
-    options = replace(options, pipelining=replace(options.pipelining, steps=steps))
+    steps = (setup.options.pipelining.steps or 1) * factor
+    options = _with(setup, "pipelining", steps=steps)
     code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
     per_execution = batches.per_execution
     if per_execution > 1:

@@ -20,8 +20,8 @@ from millrace.run.fit.setup import Setup
 from millrace.run.memory.pieces import piece_memory
 from millrace.run.memory.stage_memory import pipeline_memory
 from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
 from millrace.run.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
-from millrace.run.schedules.task import Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,11 @@ def _piece_flops(programs: LoopPrograms) -> float:
 
 def _pipeline_flops(programs: StagePrograms) -> float:
     """Returns the FLOPs of one update, of all stages."""
-    names = {
-        Pass.FORWARD: "forward",
-        Pass.BACKWARD: "backward",
-        Pass.BACKWARD_INPUT: "backward_input",
-        Pass.BACKWARD_WEIGHT: "backward_weight",
-    }
-    of = {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}
-    tasks = sum(of.get((names[task.kind], task.stage), 0.0) for task in programs.order)
-    ends = ("reduce_replicas", "partial", "shared", "final")
-    return tasks + sum(each for (name, _), each in of.items() if name in ends)
+    of = stage_flops(programs)
+    tasks = sum(of.get((task.kind.program, task.stage), 0.0) for task in programs.order)
+    return tasks + sum(each for (name, _), each in of.items() if name in UPDATE_PROGRAMS)
+
+
+def stage_flops(programs: StagePrograms) -> dict[tuple[str, int], float]:
+    """Returns the FLOPs of a call of each program, by its name and stage."""
+    return {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}

@@ -38,11 +38,6 @@ class FlopCounter:
 
     def __init__(self, module: Module):
         self._module = module
-        self._instructions = {
-            each.number: each
-            for computation in module.computations.values()
-            for each in computation.instructions
-        }
         self._of_computations: dict[int, float] = {}
 
     def of(self, instruction: Instruction) -> float:
@@ -79,7 +74,7 @@ class FlopCounter:
         return self._of_computations[number]
 
     def _operand(self, instruction: Instruction, index: int) -> Instruction:
-        return self._instructions[instruction.operands[index]]
+        return self._module.instructions[instruction.operands[index]]
 
     def _elements_of_operand(self, instruction: Instruction, index: int) -> int:
         return elements(self._operand(instruction, index).shape)

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import keras
 
 from millrace._compat.jax_executables import module_proto
 from millrace._compat.keras_layers import layer_names
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.records.operations import OperationGroup
 from millrace.compilation.executables.executable import Executable, compiled_of, renames_of
 from millrace.run.memory.hlo_proto import Instruction, Module, read_module
@@ -103,10 +103,8 @@ def optimizer_scopes(model: keras.Model | None) -> dict[str, str]:
             if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer):
                 scopes |= {name: name, name.lower(): name}
         return scopes
-    optimizer: Any = getattr(model, "optimizer", None)
-    while optimizer is not None:
+    for optimizer in wrapped_chain(getattr(model, "optimizer", None)):
         scopes[re.sub(r"_\d+$", "", optimizer.name)] = type(optimizer).__name__
-        optimizer = getattr(optimizer, "inner_optimizer", None)
     return scopes
 
 

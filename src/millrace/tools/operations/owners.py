@@ -16,7 +16,7 @@ with an owner.
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace._compat.keras_steps import METRICS_SCOPE
@@ -115,14 +115,11 @@ class OperationOwners:
 
     def __init__(self, module: Module, names: ScopeNames):
         self._module, self._names = module, names
-        self._instructions: dict[int, Instruction] = {}
         self._users: dict[int, list[int]] = {}
         self._found: dict[int, Owner] = {}
-        for computation in module.computations.values():
-            for instruction in computation.instructions:
-                self._instructions[instruction.number] = instruction
-                for operand in instruction.operands:
-                    self._users.setdefault(operand, []).append(instruction.number)
+        for number, instruction in module.instructions.items():
+            for operand in instruction.operands:
+                self._users.setdefault(operand, []).append(number)
 
     def of(self, instruction: Instruction) -> Owner:
         """Returns the owner of an operation that the program runs."""
@@ -161,34 +158,31 @@ class OperationOwners:
         # activation, of forward, and a cotangent, which is their own layer's.
         if instruction.opcode not in _MOVES:
             for operand in instruction.operands:
-                owner = self._above(operand)
+                owner = self._search(operand, self._operands)
                 if owner is not None and owner.kind == "backward":
                     return owner
-        return self._around(instruction)
+        return self._search(instruction.number, self._neighbours)
 
-    def _above(self, number: int) -> Owner | None:
-        """Returns the owner of a value: of what made it, or what that was made of."""
+    def _operands(self, number: int) -> Sequence[int]:
+        return self._module.instructions[number].operands
+
+    def _neighbours(self, number: int) -> Sequence[int]:
+        return *self._operands(number), *self._users.get(number, ())
+
+    def _search(self, number: int, next_to: Callable[[int], Sequence[int]]) -> Owner | None:
+        """Returns the owner of an operation, or else of the nearest one that has an owner."""
+        instructions = self._module.instructions
+        if owner := self._own(instructions[number]):
+            return owner
         seen, queue = {number}, deque([number])
         while queue and len(seen) < _NEAREST:
-            instruction = self._instructions[queue.popleft()]
-            if owner := self._own(instruction):
-                return owner
-            new = [each for each in instruction.operands if each not in seen]
-            seen.update(new)
-            queue.extend(new)
-        return None
-
-    def _around(self, instruction: Instruction) -> Owner | None:
-        seen, queue = {instruction.number}, deque([instruction.number])
-        while queue and len(seen) < _NEAREST:
-            number = queue.popleft()
-            for other in (*self._instructions[number].operands, *self._users.get(number, ())):
+            for other in next_to(queue.popleft()):
                 if other in seen:
                     continue
+                if owner := self._own(instructions[other]):
+                    return owner
                 seen.add(other)
                 queue.append(other)
-                if owner := self._own(self._instructions[other]):
-                    return owner
         return None
 
     def _without(self, instruction: Instruction) -> Owner:

@@ -24,11 +24,7 @@ class TrafficCounter:
 
     def __init__(self, module: Module):
         self._module = module
-        self._instructions = {
-            each.number: each
-            for computation in module.computations.values()
-            for each in computation.instructions
-        }
+        self._instructions = module.instructions
 
     def of(self, instruction: Instruction) -> int:
         """Returns the bytes that an operation reads and writes."""

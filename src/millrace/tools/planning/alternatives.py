@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from millrace._compat.jax_memory import host_memory
 from millrace._compat.keras_layers import layers_without_jit
 from millrace.base.devices import home
+from millrace.base.options.default_devices import v_devices
 from millrace.base.records.training_plan import StageOfCall, UpdatePlan
 from millrace.errors import MillraceError
 from millrace.programs.plan import BatchSpec, Mode
@@ -38,7 +39,7 @@ def _around(stages: int, groups: int) -> tuple[int, ...]:
 
 def _there_and_back(stages: int, groups: int) -> tuple[int, ...]:
     """Returns the mapping of a V: the first and the last stage are on one device."""
-    return tuple(min(stage, stages - 1 - stage) for stage in range(stages))
+    return v_devices(stages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from millrace.base.options import (
     Accumulation,
     Offload,
     Options,
-    Pipelining,
     Recomputation,
     RecomputationMode,
     member,
@@ -35,37 +34,28 @@ def options_of(update: UpdatePlan, options: Options) -> Options:
             f"The plan has the schedule {update.schedule!r}, which is none of "
             f"{', '.join(SCHEDULES)}. Make the plan again by strategy.plan(model, batch_spec)."
         )
-    accumulation, pipelining, feed = options.accumulation, options.pipelining, options.feed
-    if update.stages > 1:
-        accumulation = replace(
-            accumulation, steps=Accumulation().steps, micro_batch=Accumulation().micro_batch
-        )
-        pipelining = replace(
-            pipelining,
-            steps=update.accumulation,
-            schedule=update.schedule,
-            device_mapping=update.device_mapping,
-            batch_serialization=1,
-        )
-    else:
-        rows = Accumulation().micro_batch if update.micro_batch is None else update.micro_batch
-        accumulation = replace(accumulation, steps=update.accumulation, micro_batch=rows)
-        pipelining = replace(
-            pipelining,
-            steps=None,
-            schedule=Pipelining().schedule,
-            device_mapping=None,
-            batch_serialization=1,
-        )
-    if update.max_block_bytes is not None:
-        feed = replace(feed, max_block_bytes=update.max_block_bytes)
-    if update.max_resident_bytes is not None:
-        feed = replace(feed, max_resident_bytes=update.max_resident_bytes)
+    is_pipeline, default = update.stages > 1, Accumulation()
+    rows = default.micro_batch if update.micro_batch is None else update.micro_batch
+    blocks = {
+        name: value
+        for name in ("max_block_bytes", "max_resident_bytes")
+        if (value := getattr(update, name)) is not None
+    }
     return replace(
         options,
-        accumulation=accumulation,
-        pipelining=pipelining,
-        feed=feed,
+        accumulation=replace(
+            options.accumulation,
+            steps=default.steps if is_pipeline else update.accumulation,
+            micro_batch=default.micro_batch if is_pipeline else rows,
+        ),
+        pipelining=replace(
+            options.pipelining,
+            steps=update.accumulation if is_pipeline else None,
+            schedule=update.schedule if is_pipeline else None,
+            device_mapping=update.device_mapping if is_pipeline else None,
+            batch_serialization=1,
+        ),
+        feed=replace(options.feed, **blocks),
         recomputation=Recomputation(mode=mode, budget=update.budget),
         replication=replace(
             options.replication,

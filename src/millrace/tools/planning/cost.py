@@ -16,22 +16,14 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import keras
 
-from millrace._compat.jax_executables import flops
 from millrace.base.records.training_plan import UpdatePlan
-from millrace.compilation.executables.executable import compiled_of
 from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
+from millrace.run.schedules.costs import PassOfStage, cost_of_pass
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.table import make_schedule
 from millrace.run.schedules.task import Pass, Schedule, Task
-from millrace.tools.memory_report.needs import Needs
-
-_PASSES = {
-    "forward": Pass.FORWARD,
-    "backward": Pass.BACKWARD,
-    "backward_input": Pass.BACKWARD_INPUT,
-    "backward_weight": Pass.BACKWARD_WEIGHT,
-}
-_UPDATE = ("reduce_replicas", "partial", "shared", "final")
+from millrace.tools.memory_report.needs import Needs, stage_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,7 @@ class CountedCosts:
 
     rows: int  # of the micro-batch that the programs were compiled for
     step: float  # FLOPs of a row, of a model in one piece
-    tasks: Mapping[tuple[Pass, int], float]  # FLOPs of a micro-batch, by pass and stage
+    tasks: Mapping[PassOfStage, float]  # FLOPs of a micro-batch
     update: tuple[float, ...]  # FLOPs of an update of the weights, for each stage
     boundary: float  # bytes of a row that the widest boundary between stages sends
     sent: float  # bytes of a row that all stages send, forward and backward
@@ -98,12 +90,16 @@ def counted(model: keras.Model, update: UpdatePlan, needs: Needs) -> CountedCost
         variables = len(model.trainable_variables)
         return CountedCosts(rows, step, {}, (0.0,), 0.0, 0.0, weights, variables, optimizer)
     split = programs.builder.stages.split
-    counts = {key: flops(compiled_of(p.executable)) for key, p in programs.programs.items()}
+    counts, stages = stage_flops(programs), range(len(split.stages))
     tasks = {
-        (_PASSES[name], stage): count for (name, stage), count in counts.items() if name in _PASSES
+        (stage, kind): counts[kind.program, stage]
+        for kind in Pass
+        for stage in stages
+        if (kind.program, stage) in counts
     }
-    stages = range(len(split.stages))
-    updates = tuple(sum(counts.get((name, stage), 0.0) for name in _UPDATE) for stage in stages)
+    updates = tuple(
+        sum(counts.get((name, stage), 0.0) for name in UPDATE_PROGRAMS) for stage in stages
+    )
     ways = [
         value.nbytes * len(value.consumers) * (2 if value.differentiable else 1)
         for value in split.values
@@ -170,7 +166,7 @@ def _pipelined(
     schedule, scale = schedule_of(update), update.batch_size / costs.rows
 
     def task_flops(task: Task) -> float:
-        return _task_flops(costs, task) * scale
+        return cost_of_pass(costs.tasks, task.stage, task.kind) * scale
 
     def task_seconds(task: Task) -> float:
         weights = costs.weights[task.stage] if task.kind is not Pass.FORWARD else 0
@@ -188,17 +184,6 @@ def schedule_of(update: UpdatePlan) -> Schedule:
     """Returns the schedule of an update of a pipeline."""
     mapping = update.device_mapping or tuple(range(update.stages))
     return make_schedule(update.schedule, update.stages, update.accumulation, mapping)
-
-
-def _task_flops(costs: CountedCosts, task: Task) -> float:
-    """Returns the FLOPs of a task; of programs that were not compiled, by those that were."""
-    tasks, stage = costs.tasks, task.stage
-    if (found := tasks.get((task.kind, stage))) is not None:
-        return found
-    halves = tasks.get((Pass.BACKWARD_INPUT, stage), 0.0), tasks.get((Pass.BACKWARD_WEIGHT, stage))
-    if task.kind is Pass.BACKWARD:
-        return halves[0] + (halves[1] or 0.0)
-    return tasks.get((Pass.BACKWARD, stage), 0.0) / 2
 
 
 def _bytes(variables: Iterable[keras.Variable]) -> int:

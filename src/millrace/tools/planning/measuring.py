@@ -18,6 +18,7 @@ from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.pipelines.runtime.shapes import StageProgram, StagePrograms
 from millrace.run.precompile.precompile import Batches, described_execution, state_specs
+from millrace.run.schedules.task import Pass
 
 REPEATS = 3  # of which the fastest counts: others may run on the machine
 
@@ -71,7 +72,7 @@ def stage_seconds(programs: StagePrograms) -> list[float]:
     """Returns the seconds of forward and backward of each stage, for one micro-batch of zeros."""
     seconds = [0.0] * len(programs.groups)
     for (name, stage), each in programs.programs.items():
-        if name in ("forward", "backward", "backward_input", "backward_weight"):
+        if name in [kind.program for kind in Pass]:
             seconds[stage] += _seconds_of(each, programs.groups[stage])
     return seconds
 

@@ -89,9 +89,7 @@ def record_call(
 
     def has_ended() -> None:
         totals.sinks.take_out(records)
-        if run.page is not None:
-            run.page.is_wanted_on_terminal |= bool(arguments.get("verbose"))
-            run.page.loop_has_ended()
+        run.loop_has_ended(arguments.get("verbose"))
 
     if writer is None:  # its error is in the log
         totals.sinks.take_out(records)

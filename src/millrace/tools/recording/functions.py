@@ -10,8 +10,7 @@ What runs within such a call belongs to it.
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -56,12 +55,12 @@ class FunctionRecorder:
     def take(self, name: str) -> LoopWriter:
         """Returns the writer of a function that is about to be called; one for each thread."""
         with self._lock:
-            if idle := self._idle.setdefault(name, []):
+            if idle := self._idle.get(name):
                 return idle.pop()
             self._count += 1
-            if self._count > MANY and name != OTHERS:
+            if self._count > MANY:
                 name = OTHERS
-                if idle := self._idle.setdefault(name, []):
+                if idle := self._idle.get(name):
                     return idle.pop()
             record = LoopRecord(
                 number=next_loop(),
@@ -98,36 +97,27 @@ def recorded_call(name: str, steps: int = 1) -> contextlib.AbstractContextManage
         steps: of the loop.
     """
     recorder = _recorder.get()
-    return (
-        _NOTHING if recorder is None or not recorder.is_on else _RecordedCall(recorder, name, steps)
-    )
+    if recorder is None or not recorder.is_on:
+        return _NOTHING
+    return _recorded(recorder, name, steps)
 
 
 _NOTHING = contextlib.nullcontext()
 
 
-class _RecordedCall:
-    """One call of a function."""
-
-    def __init__(self, recorder: FunctionRecorder, name: str, steps: int):
-        self._recorder, self._name, self._steps = recorder, name, steps
-        self._inner = _recorder.bound_to(None)
-
-    def __enter__(self) -> None:
-        self._writer = self._recorder.take(self._name)
-        self._writer.begin_call(None, {}, self._recorder.log)
-        self._writer.begins(None, 0)
-        self._begin = time.perf_counter()
-        self._inner.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._inner.__exit__(kind, error, trace)
-        if error is None:
-            self._writer.executed(self._steps, time.perf_counter() - self._begin, {})
-        self._writer.end(error)
-        self._recorder.give_back(self._writer)
+@contextlib.contextmanager
+def _recorded(recorder: FunctionRecorder, name: str, steps: int) -> Iterator[None]:
+    writer = recorder.take(name)
+    writer.begin_call(None, {}, recorder.log)
+    writer.begins(None, 0)
+    begin, error = time.perf_counter(), None
+    try:
+        with _recorder.bound_to(None):
+            yield
+        writer.executed(steps, time.perf_counter() - begin, {})
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        writer.end(error)
+        recorder.give_back(writer)

@@ -33,22 +33,21 @@ logger = logging.getLogger("millrace")
 _Counted = tuple[ProgramOperations, ProgramCount]
 
 
-def traced_executions(chosen: int | None = None) -> int:
-    """Returns how many executions of each mode to trace: an argument, or `MILLRACE_REPORT_TRACE`.
+def traced_executions() -> int:
+    """Returns how many executions of each mode to trace, as `MILLRACE_REPORT_TRACE` says.
 
     Raises:
         OptionError: if it is no number from 0.
     """
-    given = os.environ.get(VARIABLE, "0") if chosen is None else chosen
+    given = os.environ.get(VARIABLE, "0")
     try:
         number = int(given)
     except ValueError:
         number = -1
     if number < 0:
-        what = f"{VARIABLE}={given!r}" if chosen is None else f"trace={given!r}"
         raise OptionError(
-            f"{what} is not a number of executions. Set 2 to time the operations of two executions "
-            "of each loop, or 0 for none."
+            f"{VARIABLE}={given!r} is not a number of executions. Set 2 to time the operations of "
+            "two executions of each loop, or 0 for none."
         )
     return number
 

@@ -67,8 +67,8 @@ class StrategyRecorders:
             seconds = time.perf_counter() - begin
             (self._short.add if pace.is_short(seconds) else self._short.discard)(key)
             _inner.loops -= 1
-            if not _inner.loops:
-                self._write_page(arguments.get("verbose", 0))
+            if not _inner.loops and self._run is not None:
+                self._run.loop_has_ended(arguments.get("verbose", 0))
 
         _inner.loops += 1
         writer.at_end = [has_ended]
@@ -98,12 +98,6 @@ class StrategyRecorders:
             if self._run is not None:
                 self._run.open_loops.append(writer)
         return writer
-
-    def _write_page(self, verbose: object) -> None:
-        page = None if self._run is None else self._run.page
-        if page is not None:
-            page.is_wanted_on_terminal |= bool(verbose)
-            page.loop_has_ended()
 
     def _record(
         self, setup: Setup, loop: int, mode: Mode, arguments: Mapping[str, Any]

@@ -69,6 +69,16 @@ class RecordedRun:
         if self._process != before:
             self.directory.add(self._process)
 
+    def loop_has_ended(self, verbose: object) -> None:
+        """Writes the page, unless the last one is new.
+
+        Args:
+            verbose: of the loop; where it is wanted, the process says at its end where the page is.
+        """
+        if self.page is not None:
+            self.page.is_wanted_on_terminal |= bool(verbose)
+            self.page.loop_has_ended()
+
     def begin_again(self) -> None:
         """Continues in the directory, which may have been removed since.
 

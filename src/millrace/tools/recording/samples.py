@@ -48,7 +48,7 @@ class FeedWatch:
 
     def _add(self, watched: "_OpenFeed") -> None:
         statistics = watched.feed.statistics()
-        work = _difference(statistics, watched.seen)
+        work = statistics.since(watched.seen)
         watched.seen = statistics
         self._work[watched.mode] = self._work.get(watched.mode, FeedStatistics()) + work
 
@@ -91,17 +91,6 @@ class _OpenFeed:
     feed: Infeed
     mode: Mode
     seen: FeedStatistics = field(default_factory=FeedStatistics)
-
-
-def _difference(now: FeedStatistics, before: FeedStatistics) -> FeedStatistics:
-    return FeedStatistics(
-        blocks=now.blocks - before.blocks,
-        steps=now.steps - before.steps,
-        bytes=now.bytes - before.bytes,
-        prepare_seconds=now.prepare_seconds - before.prepare_seconds,
-        wait_seconds=now.wait_seconds - before.wait_seconds,
-        peak_depth=now.peak_depth,
-    )
 
 
 def compile_seconds(

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from millrace.base.records.compilation import CompileRecord, Origin
 from millrace.base.records.operations import OperationGroup
+from millrace.base.records.printable import counted
 from millrace.base.records.run import RunRecords
 from millrace.tools.reports.bubble_advice import bubble_advice
-from millrace.tools.reports.loop_parts import LoopParts
+from millrace.tools.reports.loop_parts import LoopParts, lost_text
 
 _FEW_STEPS = 20  # too few for advice about longer executions
 _RECOMPUTING = 0.1  # share of recomputation in the time of operations that is worth a word
@@ -34,16 +35,8 @@ def advice(run: RunRecords, parts: Parts, limit: str) -> str:
     return makers[limit](run, parts)
 
 
-def _lost(parts: Parts, *names: str) -> str:
-    """Returns seconds and share of some parts: "3.20 of 8.00 s (40 %)"."""
-    processes = len({each.loop.process for each in parts})
-    lost = sum(each.seconds[name] for each in parts for name in names) / processes
-    wall = sum(each.wall_seconds for each in parts) / processes
-    return f"{lost:.2f} of {wall:.2f} s ({100 * lost / wall:.0f} %)"
-
-
 def _compile_advice(run: RunRecords, parts: Parts) -> str:
-    lost = f"Compiling took {_lost(parts, 'compile')}"
+    lost = f"Compiling took {lost_text(parts, 'compile')}"
     executables = [each for each in run.compilations if each.is_executable]
     total = sum(each.seconds for each in executables)
     again = [each for each in executables if each.is_recompilation]
@@ -58,7 +51,7 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     fresh = sum(each.compile_seconds for each in executables if each.origin is Origin.COMPILED)
     if not executables:
         return f"{lost}: strategy.compile_log has the cause of each compilation."
-    programs = _count(len(executables), "first executable")
+    programs = counted(len(executables), "first executable")
     if 2 * fresh >= total:
         return (
             f"{lost}, for {programs} of this run, which the next run reads from the cache of "
@@ -90,7 +83,7 @@ def _clause(text: str) -> str:
 
 
 def _data_advice(run: RunRecords, parts: Parts) -> str:
-    lost = f"The loops waited for data for {_lost(parts, 'data')}"
+    lost = f"The loops waited for data for {lost_text(parts, 'data')}"
     loops = {(each.loop.number, each.loop.process) for each in parts if each.seconds["data"]}
     feeds = [each for each in run.feeds if (each.loop, each.process) in loops]
     prepared = sum(each.prepare_seconds for each in feeds)
@@ -117,7 +110,7 @@ def _data_advice(run: RunRecords, parts: Parts) -> str:
 
 
 def _transfer_advice(run: RunRecords, parts: Parts) -> str:
-    lost = _lost(parts, "transfer")
+    lost = lost_text(parts, "transfer")
     worst = max(parts, key=lambda each: each.seconds["transfer"])
     if worst.update is not None:
         schedules = {each.schedule for each in run.traces if each.model == worst.loop.model}
@@ -140,8 +133,8 @@ def _other_advice(run: RunRecords, parts: Parts) -> str:
     if single := _single_steps(parts, "other"):
         return single
     return (
-        f"{_lost(parts, 'other')} passed before or between executions, in Keras, in callbacks and "
-        "on the host: let slow callbacks run less often, train for longer, or set "
+        f"{lost_text(parts, 'other')} passed before or between executions, in Keras, in callbacks "
+        "and on the host: let slow callbacks run less often, train for longer, or set "
         "model.compile(..., steps_per_execution=...) to more."
     )
 
@@ -161,7 +154,7 @@ def _single_steps(parts: Parts, *names: str) -> str:
     steps = sum(each.steps for each in singles)
     step = sum(each.seconds["compute"] + each.seconds["other"] for each in singles) / steps
     return (
-        f"Each of {_count(steps, 'execution')} ran a single step, {1e3 * step:.3g} ms with the "
+        f"Each of {counted(steps, 'execution')} ran a single step, {1e3 * step:.3g} ms with the "
         "host's work for it: set model.compile(..., steps_per_execution=100) to run 100 in one "
         "call."
     )
@@ -170,7 +163,7 @@ def _single_steps(parts: Parts, *names: str) -> str:
 def _compute_advice(run: RunRecords, parts: Parts) -> str:
     if single := _single_steps(parts, "compute", "other"):
         return single
-    compute = _lost(parts, "compute")
+    compute = lost_text(parts, "compute")
     groups = [group for program in run.operations for group in program.groups]
     timed = sum(group.seconds or 0.0 for group in groups)
     by_time = timed > 0
@@ -202,7 +195,3 @@ def _by_layer(compute: str, groups: Iterable[OperationGroup], total: float, by_t
         f"{begin}: begin there, with a smaller dtype (keras.config.set_dtype_policy) or size, or "
         "add devices in Strategy(devices=...)."
     )
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"

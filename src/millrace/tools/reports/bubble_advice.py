@@ -11,27 +11,21 @@ from statistics import median
 from millrace.base.records.run import RunRecords
 from millrace.base.records.trace import ExecutionTrace
 from millrace.errors import MillraceError
+from millrace.run.schedules.costs import PassOfStage, cost_of_pass, task_times
 from millrace.run.schedules.simulate import simulate
 from millrace.run.schedules.table import SCHEDULES, make_schedule
-from millrace.run.schedules.task import Pass, Task
-from millrace.tools.reports.loop_parts import LoopParts
+from millrace.run.schedules.task import Pass
+from millrace.tools.reports.loop_parts import LoopParts, lost_text, traces_of
 
 _STEPS = "gradient_accumulation_steps_per_replica"
 _MAX_FACTOR = 8  # more micro-batches than eight times as many change another thing: the training
 _SMALL = 0.1  # a bubble to stop at
 _GAIN = 2 / 3  # of the bubble that may be left, for a change to be worth advising
-Costs = Mapping[tuple[int, str], float]  # median seconds of the tasks of a stage and pass
 
 
 def bubble_advice(run: RunRecords, parts: Sequence[LoopParts]) -> str:
     """Returns a sentence about the loop that lost the most to its bubble."""
-    processes = len({each.loop.process for each in parts})
-    lost = sum(each.seconds["bubble"] for each in parts) / processes
-    wall = sum(each.wall_seconds for each in parts) / processes
-    begin = (
-        f"Device groups waited for one another for {lost:.2f} of {wall:.2f} s "
-        f"({100 * lost / wall:.0f} %)"
-    )
+    begin = f"Device groups waited for one another for {lost_text(parts, 'bubble')}"
     worst = max(parts, key=lambda each: each.seconds["bubble"])
     trace = _trace(run, worst)
     change = _change(trace, worst.update.steps) if trace and worst.update else ""
@@ -39,16 +33,14 @@ def bubble_advice(run: RunRecords, parts: Sequence[LoopParts]) -> str:
 
 
 def _trace(run: RunRecords, part: LoopParts) -> ExecutionTrace | None:
-    loop = part.loop
-    traces = [each for each in run.traces if (each.model, each.mode) == (loop.model, loop.mode)]
-    traces = [each for each in traces if each.loop == loop.number] or traces
-    traces = [each for each in traces if each.spans]
+    traces = [each for each in traces_of(run, part.loop, part.loop.mode) if each.spans]
     traces.sort(key=lambda each: each.timeline.end)
     return traces[len(traces) // 2] if traces else None
 
 
 def _change(trace: ExecutionTrace, micro_batches: int) -> str:
-    costs, now = _costs(trace), micro_batches
+    costs = {key: median(times) for key, times in task_times(trace.spans).items()}
+    now = micro_batches
     name, stages = trace.schedule, trace.timeline.num_stages
     before = _simulated(trace, name, now, costs)
     if name == "sequential" and stages > 1 and trace.num_groups > 1:
@@ -79,30 +71,19 @@ def _change(trace: ExecutionTrace, micro_batches: int) -> str:
     return ""
 
 
-def _costs(trace: ExecutionTrace) -> Costs:
-    seconds: dict[tuple[int, str], list[float]] = {}
-    for span in trace.spans:
-        seconds.setdefault((span.stage, span.kind), []).append(span.duration)
-    return {key: median(values) for key, values in seconds.items()}
-
-
 def _simulated(
-    trace: ExecutionTrace, schedule: str, micro_batches: int, costs: Costs
+    trace: ExecutionTrace,
+    schedule: str,
+    micro_batches: int,
+    costs: Mapping[PassOfStage, float],
 ) -> float | None:
     """Returns the bubble of a schedule for tasks of these costs; None if it cannot be made."""
     if schedule not in SCHEDULES:
         return None
     stage_groups = {span.stage: span.group for span in trace.spans}
     groups = tuple(stage_groups.get(stage, stage) for stage in range(trace.timeline.num_stages))
-
-    def cost(task: Task) -> float:
-        halves = (Pass.BACKWARD_INPUT, Pass.BACKWARD_WEIGHT)
-        if task.kind in halves and (task.stage, task.kind) not in costs:
-            return costs.get((task.stage, Pass.BACKWARD), 0.0) / 2
-        return costs.get((task.stage, task.kind), 0.0)
-
     try:
         rows = make_schedule(schedule, len(groups), micro_batches, groups)
-        return simulate(rows, cost).bubble
+        return simulate(rows, lambda task: cost_of_pass(costs, task.stage, task.kind)).bubble
     except MillraceError:
         return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from millrace.base.records.loops import ExecutionSample, LoopRecord
 from millrace.base.records.run import RunRecords
+from millrace.base.records.trace import ExecutionTrace
 from millrace.tools.reports.trace_shares import TraceShares, trace_shares
 
 _FEW_CALLS = 3  # traced ones, of which the longest says too little of all others
@@ -36,6 +37,14 @@ class LoopParts:
 def parts_of_loops(run: RunRecords) -> list[LoopParts]:
     """Returns the parts of all loops of a run, but of those within another one."""
     return [_parts(run, loop) for loop in _outermost(run.loops)]
+
+
+def lost_text(parts: Sequence[LoopParts], *names: str) -> str:
+    """Returns seconds and share of some parts: "3.20 of 8.00 s (40 %)"."""
+    processes = len({each.loop.process for each in parts})
+    lost = sum(each.seconds[name] for each in parts for name in names) / processes
+    wall = sum(each.wall_seconds for each in parts) / processes
+    return f"{lost:.2f} of {wall:.2f} s ({100 * lost / wall:.0f} %)"
 
 
 def _outermost(loops: Sequence[LoopRecord]) -> list[LoopRecord]:
@@ -144,14 +153,19 @@ def _modes(
 
 def _median_shares(run: RunRecords, loop: LoopRecord, mode: str) -> TraceShares | None:
     """Returns the shares of the traced update of median length: of this loop, or one like it."""
-    traces = [trace for trace in run.traces if (trace.model, trace.mode) == (loop.model, mode)]
-    own = [trace for trace in traces if trace.loop == loop.number]
-    shares = [each for trace in own or traces if (each := trace_shares(trace)) is not None]
+    traces = traces_of(run, loop, mode)
+    shares = [each for trace in traces if (each := trace_shares(trace)) is not None]
     shares.sort(key=lambda each: each.seconds / each.steps)
     if shares and not shares[0].is_pipelined:
         # A call that is short may be over before its begin is seen: the longest one is nearest.
         return shares[-1] if len(shares) >= _FEW_CALLS else None
     return shares[len(shares) // 2] if shares else None
+
+
+def traces_of(run: RunRecords, loop: LoopRecord, mode: str) -> list[ExecutionTrace]:
+    """Returns the traces of a loop; without any, those of other loops of its model."""
+    traces = [trace for trace in run.traces if (trace.model, trace.mode) == (loop.model, mode)]
+    return [trace for trace in traces if trace.loop == loop.number] or traces
 
 
 def _exchange_share(run: RunRecords, loop: LoopRecord, mode: str) -> float:

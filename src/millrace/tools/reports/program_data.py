@@ -12,7 +12,7 @@ from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.program_memory import ProgramMemory
 from millrace.base.records.run import RunRecords
 from millrace.tools.reports.columns import Columns
-from millrace.tools.reports.shortened import shortened
+from millrace.tools.reports.shortened import fields_of, shortened
 from millrace.tools.reports.thinning import kept_points
 
 PROFILES = 400
@@ -43,16 +43,11 @@ def _profile(
     points = kept_points(curve, most, [profile.point])
     inside = 0 <= profile.point < length
     return {
-        "model": shortened(profile.model),
-        "program": shortened(profile.program),
-        "stage": profile.stage,
+        **fields_of(profile, "model", "program", "stage", "recomputation", "requirement"),
+        **fields_of(profile, "is_trial", "attributed"),
         "devices": [shortened(each) for each in profile.devices[:64]],
-        "recomputation": shortened(profile.recomputation),
-        "requirement": profile.requirement,
-        "is_trial": profile.is_trial,
         "length": length,
         "program_points": max(profile.num_points, length),
-        "attributed": profile.attributed,
         "point": profile.point if inside else None,
         "peak": float(curve[profile.point]) if inside else profile.requirement,
         "points": columns.counts(points),
@@ -83,12 +78,7 @@ def _alive(profile: ProgramMemory, most: int) -> dict[str, object]:
     shown, others = profile.alive[:most], profile.alive[most:]
     layers = by_layer(profile.alive)
     return {
-        "tensors": [
-            shortened(
-                [t.name, t.nbytes, t.layer, t.opcode, t.shape, t.operation, t.inferred, t.role]
-            )
-            for t in shown
-        ],
+        "tensors": [shortened(encode(each)) for each in shown],
         "other_tensors": [len(others), sum(each.nbytes for each in others)],
         "layers": [[shortened(each.layer), each.nbytes, each.tensors] for each in layers[:most]],
         "other_layers": _sum_of_layers(layers[most:]),
@@ -101,15 +91,14 @@ def _sum_of_layers(layers: Sequence[object]) -> list[int]:
 
 def _report(report: MemoryReport) -> dict[str, object]:
     return {
-        "model": shortened(report.model),
-        "batch": shortened(report.batch),
-        "verdict": report.verdict,
+        **fields_of(report, "model", "batch", "verdict"),
         "changes": [shortened(encode(each)) for each in report.changes],
     }
 
 
 COMPILATIONS = 1500
 _GROUPS = 20_000  # of operations, of all programs
+_GROUP = ("owner", "role", "kind", "operations", "flops", "bytes", "seconds")  # its columns
 
 
 def operations_data(programs: Sequence[ProgramOperations]) -> list[dict[str, object]]:
@@ -121,26 +110,10 @@ def operations_data(programs: Sequence[ProgramOperations]) -> list[dict[str, obj
 def _operations(program: ProgramOperations, most: int) -> dict[str, object]:
     groups = sorted(program.groups, key=lambda g: (-(g.seconds or 0), -g.flops, -g.bytes))
     return {
-        "model": shortened(program.model),
-        "program": shortened(program.program),
-        "stage": program.stage,
-        "steps": program.steps,
-        "calls": program.calls,
-        "traced_seconds": encode(program.traced_seconds),
-        "overhead": encode(program.overhead),
+        **fields_of(program, "model", "program", "stage", "steps", "calls"),
+        **fields_of(program, "traced_seconds", "overhead"),
         "left_out": max(len(groups) - most, 0),
-        "groups": [
-            [
-                shortened(g.owner),
-                g.role,
-                g.kind,
-                g.operations,
-                encode(g.flops),
-                encode(g.bytes),
-                encode(g.seconds),
-            ]
-            for g in groups[:most]
-        ],
+        "groups": [list(fields_of(each, *_GROUP).values()) for each in groups[:most]],
     }
 
 

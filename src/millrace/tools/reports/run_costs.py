@@ -6,14 +6,14 @@ RUN/traces*.jsonl     F of stage 0: 1.3, 1.2, 1.2, 9.1 ms ... -> median 1.2 ms
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from millrace.base.records.run import RunRecords
 from millrace.base.records.trace import ExecutionTrace
 from millrace.errors import DataError
-from millrace.run.schedules.costs import StageCosts, equal_stages
+from millrace.run.schedules.costs import StageCosts, cost_of_pass, equal_stages, task_times
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.task import Pass
 from millrace.tools.reports.twin import SAMPLE, schedule_of, waited_transfers
@@ -72,29 +72,16 @@ def _pipeline(trace: ExecutionTrace) -> tuple[object, ...]:
 
 
 def _tasks(traces: Sequence[ExecutionTrace], run: RunRecords) -> StageCosts:
-    times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for trace in traces:
-        for span in trace.spans:
-            times[span.kind, span.stage].append(span.duration)
+    times = task_times(span for trace in traces for span in trace.spans)
     found = {key: median(each) for key, each in times.items()}
     stages = range(traces[0].timeline.num_stages)
     for stage in stages:
-        if (Pass.FORWARD, stage) not in found:
+        if (stage, Pass.FORWARD) not in found:
             raise DataError(
                 f"{run.path} has no measured tasks of stage {stage} of {len(stages)}. Give the "
                 "directory with the records of all processes of the run."
             )
-    return {kind: [_backward(found, kind, stage) for stage in stages] for kind in Pass}
-
-
-def _backward(found: Mapping[tuple[str, int], float], kind: Pass, stage: int) -> float:
-    """Returns a time; of the form of the backward pass that did not run, by the other one."""
-    if (time := found.get((kind, stage))) is not None:
-        return time
-    if kind is Pass.BACKWARD:
-        halves = Pass.BACKWARD_INPUT, Pass.BACKWARD_WEIGHT
-        return sum(found.get((half, stage), 0.0) for half in halves)
-    return found.get((Pass.BACKWARD, stage), 0.0) / 2
+    return {kind: [cost_of_pass(found, stage, kind) for stage in stages] for kind in Pass}
 
 
 def _transfer(traces: Sequence[ExecutionTrace]) -> float:

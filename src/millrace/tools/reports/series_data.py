@@ -10,7 +10,7 @@ from millrace.base.records.codec import encode
 from millrace.base.records.loops import EpochRecord, ExecutionSample, FeedSample
 from millrace.base.records.tensors import STATISTICS, Tensor, TensorSeries
 from millrace.tools.reports.columns import Columns
-from millrace.tools.reports.shortened import shortened
+from millrace.tools.reports.shortened import fields_of, shortened
 from millrace.tools.reports.thinning import kept_points
 
 SAMPLES = 2000  # of a series
@@ -124,9 +124,7 @@ def _tensor(
     kept = kept_points(np.where(np.isfinite(sizes), sizes, np.inf), most)
     return {
         "model": shortened(model),
-        "kind": tensor.kind,
-        "name": shortened(tensor.name),
-        "stage": tensor.stage,
+        **fields_of(tensor, "kind", "name", "stage"),
         **counts,
         "steps": columns.floats(steps[kept]),
         "values": [columns.floats(values[kept, k]) for k in range(len(STATISTICS))],

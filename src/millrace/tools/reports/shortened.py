@@ -1,6 +1,8 @@
-"""Texts of users that are longer than a page can show."""
+"""Fields of records as a page has them: JSON, with texts of users cut that are too long for it."""
 
 from typing import Any, cast
+
+from millrace.base.records.codec import encode
 
 LONGEST = 400  # characters
 
@@ -19,3 +21,8 @@ def shortened(value: Any, longest: int = LONGEST) -> Any:
     if isinstance(value, list):
         return [shortened(each, longest) for each in cast(list[Any], value)]
     return value
+
+
+def fields_of(record: object, *names: str) -> dict[str, Any]:
+    """Returns some fields of a record, by name."""
+    return {name: shortened(encode(getattr(record, name))) for name in names}

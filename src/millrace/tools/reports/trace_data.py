@@ -12,7 +12,7 @@ from millrace.base.records.timeline import PASS_STYLES, Span, Timeline
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.tools.reports.bubble import IdleSlot, idle_slots
 from millrace.tools.reports.columns import Columns
-from millrace.tools.reports.shortened import shortened
+from millrace.tools.reports.shortened import fields_of, shortened
 from millrace.tools.reports.twin import simulated_twin
 
 SPANS = 130_000  # on a page, of all its traces: what 5 MB hold
@@ -82,16 +82,10 @@ def _trace(trace: ExecutionTrace, columns: Columns) -> dict[str, object]:
     clock = Clock([*spans, *activities])
     timeline = Timeline(tuple(spans), trace.num_groups)
     return {
-        "model": shortened(trace.model),
-        "mode": trace.mode,
-        "loop": trace.loop,
-        "epoch": trace.epoch,
-        "update": trace.update,
-        "updates": trace.updates,
-        "process": trace.process,
+        **fields_of(trace, "model", "mode", "loop", "epoch", "update", "updates", "process"),
+        **fields_of(trace, "schedule"),
         "began": _number(trace.began),
         "groups": trace.num_groups,
-        "schedule": shortened(trace.schedule),
         "first": clock.first,
         "last": clock.last,
         "tick": clock.tick,

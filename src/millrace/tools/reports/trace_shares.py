@@ -48,7 +48,7 @@ def trace_shares(trace: ExecutionTrace) -> TraceShares | None:
     for group, intervals in enumerate(busy):
         slots = _gaps(intervals, end)
         idle += _length(slots)
-        transfer += _length(_common(slots, transfers[group]))
+        transfer += _common(slots, transfers[group])
     total = end * trace.num_groups
     forwards = sum(1 for span in trace.spans if span.kind == Pass.FORWARD and span.stage == 0)
     updates = max(trace.updates, 1)
@@ -102,20 +102,10 @@ def _gaps(busy: Sequence[Interval], end: float) -> list[Interval]:
     return _joined(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Returns what both have, of intervals by start that do not meet."""
-    common: list[Interval] = []
-    i = j = 0
-    while i < len(first) and j < len(second):
-        start = max(first[i][0], second[j][0])
-        end = min(first[i][1], second[j][1])
-        if start < end:
-            common.append((start, end))
-        if first[i][1] < second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
+def _common(first: Sequence[Interval], second: Sequence[Interval]) -> float:
+    """Returns the length of what both have, of intervals that do not meet."""
+    either = _length(_joined([*first, *second]))
+    return max(_length(first) + _length(second) - either, 0.0)
 
 
 def _length(intervals: Iterable[Interval]) -> float:

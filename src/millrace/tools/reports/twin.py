@@ -10,7 +10,6 @@ The costs are means, not medians: on a busy machine a few tasks and transfers ta
 median, and the sum of the means is the time that all of them took.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from millrace.base.records.timeline import Span, Timeline
 from millrace.base.records.trace import ExecutionTrace
 from millrace.errors import ScheduleError
 from millrace.run.schedules.concurrent import ConcurrentSchedule
+from millrace.run.schedules.costs import PassOfStage, task_times
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import Waits, simulate
 from millrace.run.schedules.task import Pass, Schedule, Task
@@ -29,7 +29,7 @@ SAMPLE = 10_000  # tasks among which transfers are measured
 class MeasuredCosts(NamedTuple):
     """What the tasks of a trace took, in seconds."""
 
-    tasks: Mapping[tuple[int, Pass], float]  # mean, by stage and pass
+    tasks: Mapping[PassOfStage, float]  # mean, by stage and pass
     transfer: float  # mean time from the end of a task to that of a group that waits for it
 
 
@@ -84,11 +84,8 @@ def measured_costs(trace: ExecutionTrace, schedule: Schedule, waits: Waits) -> M
         schedule: of its tasks.
         waits: `dependencies` of the schedule.
     """
-    by_kind: dict[tuple[int, Pass], list[float]] = defaultdict(list)
-    for span in trace.spans:
-        by_kind[span.stage, _PASSES[span.kind]].append(span.duration)
     return MeasuredCosts(
-        {key: fmean(times) for key, times in by_kind.items()},
+        {key: fmean(times) for key, times in task_times(trace.spans).items()},
         fmean(waited_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
     )
 

@@ -17,13 +17,7 @@ import keras
 from millrace._compat.keras_graph import has_own_call
 from millrace.errors import OptionError, PlanError
 from millrace.run.pipelines.assignment.layer_calls import LayerCall, find_calls, leaf_edges, leaves
-from millrace.run.pipelines.assignment.lists import (
-    AnyAssignment,
-    NestedPipelineStageAssignment,
-    PipelineStageAssignment,
-    make_list,
-    read_list,
-)
+from millrace.run.pipelines.assignment.lists import AnyAssignment, make_list, read_list
 from millrace.run.pipelines.assignment.marks import entered_stages
 
 _MOST_STAGES = 10_000  # that a file may ask for: more than any pipeline has
@@ -90,21 +84,6 @@ def check_sequence(calls: Sequence[LayerCall], stages: Sequence[Sequence[int]]) 
                 f"Layer '{after}' is in stage {first}, after '{before}' in stage {last}. Set "
                 f"{last}, the same stage, or {last + 1}, the next."
             )
-
-
-__all__ = [
-    "Assignment",
-    "NestedPipelineStageAssignment",
-    "PipelineStageAssignment",
-    "assign",
-    "check_unchanged",
-    "default_assignment",
-    "from_json",
-    "get_assignment",
-    "scoped_stages",
-    "set_assignment",
-    "to_json",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,25 +69,20 @@ def _step(operation: keras.Operation, node_index: int) -> str:
     return f"{operation.name}#{node_index}" if node_index else operation.name
 
 
-def find_calls(model: keras.Model, inputs: object = None) -> tuple[LayerCall, ...]:
+def find_calls(model: keras.Model) -> tuple[LayerCall, ...]:
     """Returns the calls that `model` makes, in execution order, without those of input layers.
 
     The flow of values in a subclassed model shows only in a trace. Here each of its calls counts as
-    taking the value of the call before it.
+    taking the value of the call before it. It is run on the shapes with which it was built, as
+    floats, or as integers if it does not take floats.
 
     Args:
         model: a Keras model. Only a subclassed one needs to be built.
-        inputs: of a subclassed model: a structure of objects with a shape and a dtype. None: the
-            shapes with which it was built, as floats, or as integers if it does not take floats.
 
     Raises:
         ModelError: if a subclassed model is not built, has no `call`, or does not run on shapes.
     """
-    arguments = None
-    if inputs is not None:
-        spec = keras.tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), inputs)
-        arguments = ((spec,), {})
-    return _open(model, (), [()], arguments, None).calls
+    return _open(model, (), [()], None, None).calls
 
 
 def leaves(calls: Iterable[LayerCall]) -> tuple[LayerCall, ...]:

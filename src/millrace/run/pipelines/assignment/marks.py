@@ -13,8 +13,7 @@ creates neither; there the stage is the name scope `mr.S<i>` of the operations t
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import jax
 import numpy as np
@@ -43,24 +42,17 @@ class PipelineStage:
 
     def __enter__(self) -> "PipelineStage":
         _check(self.stage)
-        self._scope: AbstractContextManager[object] = jax.named_scope(f"mr.S{self.stage}")
-        self._scope.__enter__()
-        self._binding = _stage.bound_to(self.stage)
-        self._binding.__enter__()
+        self._scopes = ExitStack()
+        self._scopes.enter_context(jax.named_scope(f"mr.S{self.stage}"))
+        self._scopes.enter_context(_stage.bound_to(self.stage))
         entered = _entered.get()
         if entered is not None:
             entered.add(self.stage)
         _ever_entered.add(self.stage)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._binding.__exit__(kind, error, trace)
-        self._scope.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._scopes.close()
 
 
 def _number(value: object) -> int:

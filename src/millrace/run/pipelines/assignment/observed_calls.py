@@ -9,7 +9,9 @@ import keras
 
 from millrace._compat.keras_calls import around_calls
 from millrace._compat.keras_graph import (
+    Functional,
     are_layers_built,
+    input_structure,
     run_symbolically,
     takes_training,
 )
@@ -80,6 +82,11 @@ def run_on_shapes(model: keras.Model, arguments: Arguments | None) -> list[Obser
 
 def _guess_arguments(model: keras.Model) -> list[Arguments]:
     """Returns arguments of the shapes a model was built with, one guess for each likely dtype."""
+    if isinstance(model, Functional):  # with a `call` of its own: its inputs are declared
+        copy = keras.tree.map_structure(
+            lambda x: keras.KerasTensor(x.shape, x.dtype), input_structure(model)
+        )
+        return [((copy,), {})]
     config = model.get_build_config() or {}
     shapes = config.get("shapes_dict") or {}
     guesses: list[Arguments] = []

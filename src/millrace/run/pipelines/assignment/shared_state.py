@@ -13,6 +13,7 @@ them. What lies between two such calls is then on that stage as well: values nev
 
 import heapq
 from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
 
 import keras
 import numpy as np
@@ -70,23 +71,17 @@ def _changing(operation: keras.Operation) -> Iterator[keras.Variable]:
 def _in_order(labels: Sequence[int], edges: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Numbers the groups so that values go to higher numbers, else in the order of execution."""
     position = {label: call for call, label in reversed(list(enumerate(labels)))}
-    followers: dict[int, set[int]] = {label: set() for label in position}
-    for call, taken in enumerate(edges):
-        for producer in taken:
-            if labels[producer] != labels[call]:
-                followers[labels[producer]].add(labels[call])
-    waits_for = dict.fromkeys(position, 0)
-    for following in followers.values():
-        for label in following:
-            waits_for[label] += 1
-    ready = [(position[label], label) for label, count in waits_for.items() if not count]
-    heapq.heapify(ready)
+    takes: dict[int, set[int]] = {label: set() for label in position}
+    for call, producers in enumerate(edges):
+        takes[labels[call]].update(labels[producer] for producer in producers)
+    sorter = TopologicalSorter({label: taken - {label} for label, taken in takes.items()})
+    sorter.prepare()
+    ready: list[tuple[int, int]] = []
     number: dict[int, int] = {}
-    while ready:
+    while sorter.is_active():
+        for label in sorter.get_ready():
+            heapq.heappush(ready, (position[label], label))
         _, label = heapq.heappop(ready)
         number[label] = len(number)
-        for follower in followers[label]:
-            waits_for[follower] -= 1
-            if not waits_for[follower]:
-                heapq.heappush(ready, (position[follower], follower))
+        sorter.done(label)
     return tuple(number[label] for label in labels)

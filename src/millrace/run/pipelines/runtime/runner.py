@@ -204,7 +204,7 @@ class PipelineRunner:
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""
         first = batches[0].shape
-        schedule, order = self._compiled.orders.of(len(batches), first.builder.stages.split.values)
+        schedule, order = self._compiled.orders.of(len(batches))
         measured = self._measured
         measurement = measured.update(schedule, self._probes)
         tasks = UpdateTasks(self._plan, batches, state)

@@ -77,7 +77,7 @@ class CompiledStages:
             state: specs of the state, as Keras has it.
         """
         builder = self.prepare(plan, state, is_first=True)
-        schedule, order = self.orders.of(plan.accumulation.steps, builder.stages.split.values)
+        schedule, order = self.orders.of(plan.accumulation.steps)
         programs: dict[tuple[str, int], StageProgram] = {}
         for name, stage, make in pipeline_programs(builder, self.orders, plan, is_first=True):
             group = self.groups[stage]

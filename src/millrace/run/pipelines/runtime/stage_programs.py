@@ -1,15 +1,12 @@
 """The programs that a pipeline runs, in the order in which its tasks need them."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from millrace.base.devices import DeviceGroup
 from millrace.programs.plan import Mode, Plan
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.executables import ProgramMaker
 from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
-from millrace.run.pipelines.programs.split import StageValue
-from millrace.run.schedules.rendezvous import check_rendezvous, events, walk
 from millrace.run.schedules.simulate import merged
 from millrace.run.schedules.task import Pass, Schedule, Task
 
@@ -17,45 +14,25 @@ from millrace.run.schedules.task import Pass, Schedule, Task
 class Orders:
     """Makes the schedules of one pipeline, and merges the rows of each into one order."""
 
-    def __init__(
-        self,
-        make_schedule: Callable[[int], Schedule],
-        groups: Sequence[DeviceGroup],
-        name: str = "",
-    ):
+    def __init__(self, make_schedule: Callable[[int], Schedule], name: str = ""):
         """Remembers how to make schedules.
 
         Args:
             make_schedule: returns the schedule of an update with a number of micro-batches.
-            groups: of each stage.
             name: of the schedule, for traces.
         """
-        self._make_schedule, self._groups, self.name = make_schedule, groups, name
+        self._make_schedule, self.name = make_schedule, name
         self._orders: dict[int, tuple[Schedule, tuple[Task, ...]]] = {}
 
-    def of(
-        self, num_micro_batches: int, values: Iterable[StageValue]
-    ) -> tuple[Schedule, tuple[Task, ...]]:
+    def of(self, num_micro_batches: int) -> tuple[Schedule, tuple[Task, ...]]:
         """Returns the schedule of an update, and its tasks in the order of their dispatch.
 
-        Args:
-            num_micro_batches: of the update.
-            values: passed between the stages.
+        All processes walk this one order, and so none of them waits for ever for another one.
         """
         if num_micro_batches not in self._orders:
             schedule = self._make_schedule(num_micro_batches)
-            self._check_processes(schedule, values)
             self._orders[num_micro_batches] = schedule, merged(schedule)
         return self._orders[num_micro_batches]
-
-    def _check_processes(self, schedule: Schedule, values: Iterable[StageValue]) -> None:
-        """Proves that no process waits for ever, since all of them walk one order."""
-        groups = [self._groups[tasks[0].stage] for tasks in schedule]
-        if all(group.is_local for group in groups):
-            return
-        owners = [{device.process_index for device in group.devices} for group in groups]
-        links = {(value.producer, stage) for value in values for stage in value.consumers}
-        check_rendezvous(schedule, owners, events(schedule, owners, walk(schedule, links)))
 
 
 def pipeline_programs(
@@ -72,7 +49,7 @@ def pipeline_programs(
     """
     trains, kinds = plan.mode is Mode.TRAIN, set[Pass]()
     if trains:
-        _, order = orders.of(plan.accumulation.steps, builder.stages.split.values)
+        _, order = orders.of(plan.accumulation.steps)
         kinds = {task.kind for task in order}
     updates = update_programs(builder, trains) if is_first else ()
     return [*task_programs(builder, kinds), *updates]
@@ -93,6 +70,10 @@ def task_programs(builder: StageBuilder, kinds: Collection[Pass]) -> Iterator[Pr
             yield ProgramMaker("backward_input", stage, partial(builder.backward_input, stage))
         if Pass.BACKWARD_WEIGHT in kinds:
             yield ProgramMaker("backward_weight", stage, partial(builder.backward_weight, stage))
+
+
+# Those of an update of the weights, by name.
+UPDATE_PROGRAMS = ("reduce_replicas", "partial", "shared", "final")
 
 
 def update_programs(builder: StageBuilder, trains: bool) -> Iterator[ProgramMaker]:

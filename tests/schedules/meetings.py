@@ -108,7 +108,7 @@ def events(
     return {process: tuple(sequences[process]) for process in sorted(sequences)}
 
 
-def check_rendezvous(
+def check_meetings(
     schedule: Schedule, owners: GroupOwners, sequences: Mapping[int, Sequence[Event]]
 ) -> None:
     """Checks that every process comes to the end of its sequence.

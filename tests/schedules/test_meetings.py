@@ -2,12 +2,12 @@ import itertools
 import random
 
 import pytest
+from meetings import Move, check_meetings, events, timetable, walk
 
 from case_marks import slow
 from millrace.base.options.default_devices import is_v_shaped, v_devices
 from millrace.errors import ScheduleError
 from millrace.run.schedules.one_f_one_b import one_f_one_b
-from millrace.run.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
 from millrace.run.schedules.table import SCHEDULES, make_schedule
 from millrace.run.schedules.task import Pass
 
@@ -20,7 +20,7 @@ def words(sequence):
 
 def refused(schedule, owners, sequences):
     with pytest.raises(ScheduleError) as info:
-        check_rendezvous(schedule, owners, sequences)
+        check_meetings(schedule, owners, sequences)
     return str(info.value)
 
 
@@ -32,7 +32,7 @@ def test_reads_like_the_drawing():
         0: "0F0 0F0>1 0F1 0F1>1 1B0>0 0B0 1B1>0 0B1",
         1: "0F0>1 1F0 0F1>1 1B0 1B0>0 1F1 1B1 1B1>0",
     }
-    check_rendezvous(schedule, TWO, found)
+    check_meetings(schedule, TWO, found)
 
 
 def test_stages_of_one_process_do_not_meet():
@@ -54,7 +54,7 @@ def test_values_that_skip_a_stage():
     found = events(schedule, owners, timetable(schedule, links))
     assert words(found[0]).startswith("0F0 0F0>1 0F0>2 0F1")
     assert words(found[2]).startswith("0F0>2 0F1>2 1F0>2 2F0 1F1>2 2B0 2B0>0 2B0>1 2F1")
-    check_rendezvous(schedule, owners, found)
+    check_meetings(schedule, owners, found)
     # It is waited for, too: without the move stage 2 would run on nothing.
     late = list(found[2])
     late.remove(Move(schedule[0][0], 2))
@@ -94,9 +94,9 @@ def test_one_order_for_all_never_blocks(name, p):
         every = [(a, b) for a in range(p * v) for b in range(a + 1, p * v)]
         for owners, links in itertools.product(assignments(p, rng), (None, every)):
             walked = walk(schedule, every if links else list(itertools.pairwise(range(p * v))))
-            check_rendezvous(schedule, owners, events(schedule, owners, walked))
+            check_meetings(schedule, owners, events(schedule, owners, walked))
             found = events(schedule, owners, timetable(schedule, links))
-            check_rendezvous(schedule, owners, found)
+            check_meetings(schedule, owners, found)
             for row, tasks in enumerate(schedule):
                 for process in owners[row]:
                     mine = [event for event in found[process] if event in set(tasks)]
@@ -177,7 +177,7 @@ def test_decides_like_the_order_of_the_events():
         needs = _needs_are_met(found)
         expected = needs and not blocks(owners, schedule, found)
         try:
-            check_rendezvous(schedule, owners, found)
+            check_meetings(schedule, owners, found)
         except ScheduleError:
             assert not expected, (process, words(found[process]))
         else:
