@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from millrace.compilation.executables.executable import Executable
 from millrace.programs.feeds.block import Block, BlockSlice, part_of_block
 from millrace.programs.plan import LoopForm, Plan, with_micro_batch
-from millrace.run.compiled_loop.executables import Executables
 from millrace.run.compiled_loop.execution_calls import APPLY, Call, CallRules, Forms, slice_calls
 from millrace.run.compiled_loop.micro_batch import is_undecided
+from millrace.run.compiled_loop.plan_chooser import PlanChooser
 
 
 class BlockPart(NamedTuple):
@@ -19,18 +20,26 @@ class BlockPart(NamedTuple):
     block: Block
 
 
+class PlannedCall(NamedTuple):
+    """A call of an execution."""
+
+    call: Call
+    executable: Executable
+    start: int  # first step, in the block that was entered
+
+
 class BlockPlans:
     """The plans of the blocks that a runner goes through, which differ in batch and capacity."""
 
-    def __init__(self, executables: Executables, plan: Plan, single_steps: bool):
+    def __init__(self, chooser: PlanChooser, plan: Plan, single_steps: bool):
         """Begins without a block.
 
         Args:
-            executables: of the model; they trace a step to find the form of its programs.
+            chooser: of the model; its executables trace a step to find the form of its programs.
             plan: of the mode; batch and capacity are replaced by those of each block.
             single_steps: whether executions have one step.
         """
-        self._executables = executables
+        self._chooser, self._executables = chooser, chooser.executables
         self._single_steps = single_steps
         self.base = plan
         self.of_block = plan
@@ -55,8 +64,8 @@ class BlockPlans:
 
     def calls(
         self, slices: Iterable[BlockSlice], rules: CallRules, enter: Callable[[Block], object]
-    ) -> Iterator[tuple[Call, int]]:
-        """Yields the calls of an execution, each with its first step in the block that was entered.
+    ) -> Iterator[PlannedCall]:
+        """Yields the calls of an execution.
 
         Args:
             slices: of the execution. Blocks that do not keep to a budget are entered in parts.
@@ -69,22 +78,24 @@ class BlockPlans:
             while start < end:
                 block, offset = self._part_with(block_slice.block, start)
                 enter(block)
-                if self._executables.shortened.get(block.spec, block.capacity) < block.capacity:
+                if self._chooser.shortened.get(block.spec, block.capacity) < block.capacity:
                     continue  # in shorter parts: memory was counted for the first time
                 steps = min(end, offset + block.capacity) - start
                 first = (start - offset) % rules.replicas
                 calls, after = slice_calls(rules, self.forms, begun, first, steps)
-                if not self._executables.stays_within_budget(self.of_block, calls):
+                plans = self._chooser.of_calls(self.of_block, calls)
+                if plans is None:
                     continue
-                for call in calls:
-                    yield call, start - offset + call.start
+                for call, plan in zip(calls, plans, strict=True):
+                    executable = self._executables.of_call(plan, call)
+                    yield PlannedCall(call, executable, start - offset + call.start)
                 begun, start = after, start + steps
         if begun is not None:  # the data ended within an update, which has fewer steps
-            yield APPLY, 0
+            yield PlannedCall(APPLY, self._chooser.find(self.of_block, APPLY), 0)
 
     def _part_with(self, block: Block, start: int) -> tuple[Block, int]:
         """Returns the part of a block that has a step, and the part's first step."""
-        steps = self._executables.shortened.get(block.spec, block.capacity)
+        steps = self._chooser.shortened.get(block.spec, block.capacity)
         if steps >= block.capacity:
             return block, 0
         offset = min(start - start % steps, block.capacity - steps)
@@ -105,7 +116,7 @@ class BlockPlans:
             self.base = replace(self.base, tapped=True)
             self.extend_records(self._longest)
             plan = self._plan_of(block)
-        plan = self._executables.in_bytes(self._executables.decided(plan, self._single_steps))
+        plan = self._chooser.of_block(plan, self._single_steps)
         if self._has_block and plan == self.of_block:
             return  # keeps the plan object: executables are looked up by its identity
         self.of_block, self._has_block = plan, True
@@ -116,7 +127,7 @@ class BlockPlans:
         self.forms = Forms(form, self._executables.max_tapped_steps(plan), fits)
 
     def _plan_of(self, block: Block) -> Plan:
-        is_shortened = block.spec in self._executables.shortened
+        is_shortened = block.spec in self._chooser.shortened
         return replace(
             self.base, batch=block.spec, capacity=block.capacity, is_shortened=is_shortened
         )
