@@ -14,7 +14,7 @@ import keras
 from millrace.base.devices import DeviceGroup
 from millrace.base.options import CompilerOptions, TapRequest, key_fields
 from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
-from millrace.compilation.explain.fingerprint import describe, describe_model, describe_state
+from millrace.compilation.explain.fingerprint import describe_model, describe_state
 from millrace.compilation.explain.key import (
     ObjectNumbers,
     Pairs,
@@ -58,9 +58,9 @@ class ModelKeys:
         """
         key = (plan, *moment)
         if key not in self._descriptions:
-            model, mode = self._model, plan.mode
             self._descriptions[key] = ModelDescription(
-                describe_model(model, mode), describe_state(model, mode)
+                describe_model(self._model, plan.mode, plan.accumulation.dtype),
+                describe_state(self._model, plan.mode),
             )
         return self._descriptions[key]
 
@@ -86,14 +86,12 @@ class ModelKeys:
             options: options of millrace by their public names that are not part of a plan.
         """
         description, variables = self.describe(plan, *moment)
-        accumulator = describe(plan.accumulation.dtype, "dtype", Aspect.OPTION)
         order = digest("\n".join(f"{field.name}\n{field.value}" for field in variables).encode())
         devices = (group or plan.group).devices
         fields = [
             *_batch_fields(plan.batch),
             *fields_from(Aspect.OPTION, _plan_options(plan, unroll)),
             *fields_from(Aspect.OPTION, options),
-            *accumulator.fields,
             *description.fields,
             *variables,
             KeyField(Aspect.OPTION, "order of variables", order),  # a digest sorts its fields
@@ -105,14 +103,9 @@ class ModelKeys:
             ),
             *fields_from(Aspect.IDENTITY, self._identity),
         ]
-        is_complete = description.is_complete and accumulator.is_complete
-        # Labels are given twice: two functions of one name must not hide each other.
-        described = {(field.aspect, field.name): field.value for field in description.fields}
-        is_complete &= all(
-            described.get((field.aspect, field.name), field.value) == field.value
-            for field in accumulator.fields
+        return ProgramKey(
+            self._model.name, f"{plan.mode.value}_{name}", once(fields), description.is_complete
         )
-        return ProgramKey(self._model.name, f"{plan.mode.value}_{name}", once(fields), is_complete)
 
 
 def _batch_fields(batch: BatchSpec) -> Iterator[KeyField]:
