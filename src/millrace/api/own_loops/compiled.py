@@ -22,6 +22,7 @@ from millrace.compilation.executables.executable import Executable
 from millrace.compilation.executables.log import CompileLog, current_log
 from millrace.compilation.executables.wanted import Code, Wanted
 from millrace.compilation.executables.watch import call_watched, unwatched
+from millrace.compilation.explain.key import devices_of_call
 from millrace.compilation.finder import ProgramFinder
 
 ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scalar is an array
@@ -131,7 +132,7 @@ class Compiled:
 
     def _compile(self, arguments: ProgramArguments) -> Executable:
         log, subject = current_log(), self._subject
-        what, devices = subject.what(arguments), self._devices or _devices(arguments)
+        what, devices = subject.what(arguments), self._devices or devices_of_call(arguments)
         log.begin(what)
         key, objects = subject.key(arguments), subject.objects
         seconds = 0.0 if len(self._executables) else subject.seconds
@@ -164,14 +165,3 @@ def _kind(leaf: Array) -> tuple[Hashable, ...]:
     """Returns the properties of an argument that JAX compiles for, its device among them."""
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return leaf.shape, leaf.dtype, sharding
-
-
-def _devices(arguments: ProgramArguments) -> tuple[jax.Device, ...]:
-    """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
-    for leaf in jax.tree.leaves(arguments):
-        if isinstance(leaf, jax.Array) and leaf.committed:
-            return tuple(sorted(leaf.sharding.device_set, key=lambda device: device.id))
-    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if isinstance(default, jax.Device):
-        return (default,)
-    return tuple(jax.local_devices(backend=default)[:1])

@@ -65,7 +65,7 @@ def key_of_call(
     description = finished(walk)
     fields = [
         *description.fields,
-        *environment_fields(_devices_of((args, kwargs)), compiler_options),
+        *environment_fields(devices_of_call((args, kwargs)), compiler_options),
         *fields_from(Aspect.IDENTITY, identity),
     ]
     return ProgramKey("", name, once(fields), description.is_complete)
@@ -159,13 +159,15 @@ def _placement(leaf: object) -> str:
     return without_address(repr(sharding))
 
 
-def _devices_of(arguments: object) -> list[Any]:
-    """Returns the devices of a call: those of a committed argument, or the default one."""
+def devices_of_call(arguments: object) -> tuple[jax.Device, ...]:
+    """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False):
-            return sorted(leaf.sharding.device_set, key=lambda device: device.id)
+            return tuple(sorted(leaf.sharding.device_set, key=lambda device: device.id))
     default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return [default] if isinstance(default, jax.Device) else jax.devices()[:1]
+    if isinstance(default, jax.Device):
+        return (default,)
+    return tuple(jax.local_devices(backend=default)[:1])
 
 
 def environment_fields(
