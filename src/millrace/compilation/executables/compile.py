@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import jax
@@ -62,35 +61,26 @@ def share_or_compile(lowering: Lowering, log: CompileLog) -> CompileResult:
     Raises:
         RecompilationError: if this would be a recompilation, and the log refuses those.
     """
-    text = lowering.lowered.as_text()
+    text, devices = lowering.lowered.as_text(), lowering.wanted.devices
     if not lowering.shares:
         return _compile(lowering, log, text)
     try:
-        devices = lowering.wanted.devices
         key = share_key(text, lowering.lowered, devices, lowering.options)
     except (AttributeError, KeyError):  # a JAX that does not tell the used arguments
         return _compile(lowering, log, text)
-    future, is_ours = sharing.claim(key)
-    if is_ours:
-        try:
-            result = _compile(lowering, log, text)
-        except BaseException as error:
-            sharing.fail(key, error)
-            raise
-        shared = SharedExecutable(result.compiled, devices, result.layers, result.sizes)
-        sharing.keep(key, shared)
-        return result
-    return _shared(future, lowering, text) or _compile(lowering, log, text)
+    made: list[CompileResult] = []
+
+    def make() -> SharedExecutable:
+        result = _compile(lowering, log, text)
+        made.append(result)
+        return SharedExecutable(result.compiled, devices, result.layers, result.sizes)
+
+    shared = sharing.get(key, make)
+    return made[0] if made else _shared(shared, lowering, text) or _compile(lowering, log, text)
 
 
-def _shared(
-    future: Future[SharedExecutable], lowering: Lowering, text: str
-) -> CompileResult | None:
-    """Waits for the executable of an equal program; returns None if it cannot be used."""
-    try:
-        shared = future.result()
-    except Exception:  # of the thread that compiles it; this one tries, too
-        return None
+def _shared(shared: SharedExecutable, lowering: Lowering, text: str) -> CompileResult | None:
+    """Returns the executable of an equal program; None if it cannot be used."""
     begin = time.perf_counter()
     compiled, wanted = shared.compiled, lowering.wanted
     if not serves(shared, lowering.lowered, wanted.devices):
