@@ -25,6 +25,7 @@
       processes/            who else runs, what all must agree on, how they fail together
       timing/               when devices ran what they were told to run
     compilation/    from a program to an executable
+      finder.py             the one way: loaded, shared, read from disk, or compiled
       executables/          programs -> executables, logged and shared
       explain/              what identifies a program, and what differs between two
       cache/ export/        executables on disk; executables written for other processes

@@ -69,7 +69,6 @@ def test_the_second_compilation_is_a_hit(tmp_path):
     second = compile_times(2)
     assert (first.layers, second.layers) == ((), ("dense",))
     assert (first.hit, second.hit) == (False, True)
-    assert first.seconds == 0 < second.seconds
     found = cache_statistics()
     assert (found.hits, found.misses, found.corrupt, found.evicted) == (1, 1, 0, 0)
     assert found.entries == len(list(tmp_path.glob("*/*.mrx"))) == 1

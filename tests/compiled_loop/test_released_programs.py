@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from concurrent.futures import Future
 
 import jax
 import keras
@@ -52,14 +51,18 @@ def test_half_of_the_shared_ones_go_where_mappings_are_few(monkeypatch, is_near)
     monkeypatch.setattr(sharing, "_nears_the_most_mappings", lambda: is_near)
     table, compiled = sharing.Sharing(), jax.jit(lambda x: x + 1).lower(1.0).compile()
     kept = sharing.SharedExecutable(compiled, (), (), sizes_of(compiled))
+    made = []
+
+    def get(key):
+        return table.get(key, lambda: made.append(key) or kept)
+
     for key in range(20):
-        future, is_ours = table.claim(key)
-        assert is_ours
-        table.keep(key, kept)
-        assert isinstance(future, Future)
-    _, is_new = table.claim(0)
-    assert is_new == is_near
-    assert table.claim(19)[1] is False
+        assert get(key) is kept
+    assert made == list(range(20))
+    get(19)
+    assert made == list(range(20))
+    get(0)
+    assert (len(made) > 20) == is_near
 
 
 def test_this_process_has_mappings_left():

@@ -7,9 +7,10 @@ from millrace.base.devices import DeviceGroup
 from millrace.base.options import Accumulation, Replication
 from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.executables import progress
-from millrace.compilation.executables.executable import compile_program
 from millrace.compilation.executables.log import CompileLog
-from millrace.compilation.executables.lowering import Request
+from millrace.compilation.executables.lowering import code_of
+from millrace.compilation.executables.wanted import of_plan
+from millrace.compilation.finder import ProgramFinder
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.steps.program import Program
 
@@ -29,10 +30,14 @@ def plan():
     )
 
 
-def compiled(function, log, donated=()):
-    program = Program("test_run", function, (FLOATS,), None, donated)
+def compiled(function, log, donated=(), arguments=(FLOATS,)):
+    program = Program("test_run", function, arguments, None, donated)
+
+    def make():
+        return code_of(program, plan(), seconds=100.0)
+
     key = ProgramKey("model", "test_run", ())
-    return compile_program(Request(program, plan(), key, trace_seconds=100.0), log)
+    return ProgramFinder(log).find(of_plan(key, plan(), make, None, None))
 
 
 def test_it_runs_on_the_plans_device_and_is_recorded():
@@ -71,11 +76,10 @@ def test_a_slow_compilation_says_that_it_is_going_on(monkeypatch, caplog):
 
 def test_programs_that_use_other_arguments_share_nothing():
     """JAX leaves out what a program does not use, so both have one text."""
-    log, both = CompileLog(), (FLOATS, FLOATS)
+    log = CompileLog()
 
     def made(function):
-        program = Program("test_run", function, both, None, ())
-        return compile_program(Request(program, plan(), ProgramKey("model", "test_run", ())), log)
+        return compiled(function, log, arguments=(FLOATS, FLOATS))
 
     device = jax.devices()[2]
     ones, twos = (jax.device_put(jnp.full(4, x), device) for x in (1.0, 2.0))

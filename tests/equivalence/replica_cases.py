@@ -284,7 +284,7 @@ def watch_programs(monkeypatch: Any, strategy: Any) -> Callable[[], list[tuple[s
 
     def spy(lowering: Any, log: Any) -> Any:
         making = make(lowering, log)
-        programs.append((lowering.key.program, making.compiled.as_text()))
+        programs.append((lowering.wanted.key.program, making.compiled.as_text()))
         return making
 
     monkeypatch.setattr(executable, "share_or_compile", spy)

@@ -494,7 +494,7 @@ def test_programs_without_taps_are_those_of_no_taps(monkeypatch):
     texts = []
 
     def spy(lowering, log):
-        texts.append((lowering.key.program, lowering.lowered.as_text()))
+        texts.append((lowering.wanted.key.program, lowering.lowered.as_text()))
         return make(lowering, log)
 
     make = executable.share_or_compile

@@ -6,7 +6,7 @@ import numpy as np
 
 from millrace.base.devices import DeviceGroup
 from millrace.base.options import Accumulation, Replication
-from millrace.compilation.explain.key import key_of
+from millrace.compilation.explain.model_keys import ModelKeys
 from millrace.programs.plan import BatchSpec, Mode, Plan
 
 OBJECTS = (("strategy", "number 1"), ("model object", "number 1"), ("compile() calls", "1"))
@@ -48,4 +48,4 @@ def compiled(model, optimizer="adam", loss="mse", metrics=None):
 def key(model=None, given=None, identity=OBJECTS, **changes):
     model = model if model is not None else small_model()
     plan = plan_for(batch() if given is None else given, **changes)
-    return key_of("train_run", model, plan, identity=identity)
+    return ModelKeys(model, identity).of(plan, "run")

@@ -319,8 +319,12 @@ def test_functions_of_one_name_do_not_hide_each_other_in_a_key():
         return key_of_call("f", lambda a, b: a, given, {}, static=(0, 1))
 
     assert static(0.1, 0.2).digest != static(0.3, 0.2).digest
-    model = small_model(loss=make_loss(0.1))
-    assert not key_cases.key(model, accumulation=Accumulation(dtype=make_loss(0.2))).is_complete
+
+    def with_dtype(rate):
+        model = small_model(loss=make_loss(0.1))
+        return key_cases.key(model, accumulation=Accumulation(dtype=make_loss(rate)))
+
+    assert with_dtype(0.2).digest != with_dtype(0.3).digest
 
 
 @keras.saving.register_keras_serializable()

@@ -11,8 +11,8 @@ from millrace._compat.jax_tracing import jax_options
 from millrace.base.devices import DeviceGroup
 from millrace.base.options import Accumulation
 from millrace.base.records.compilation import Aspect
-from millrace.compilation.explain.fingerprint import describe_model
-from millrace.compilation.explain.key import key_of, key_of_call, versions
+from millrace.compilation.explain.key import key_of_call, versions
+from millrace.compilation.explain.model_keys import ModelKeys
 from millrace.programs.plan import BatchSpec, Mode
 
 pytestmark = pytest.mark.quick
@@ -69,15 +69,12 @@ def test_options_have_the_names_that_the_user_sets():
 
 def test_what_is_given_is_part_of_the_key():
     model, plan = small_model(), plan_for(batch())
-    found = key_of(
-        "train_run",
-        model,
+    found = ModelKeys(model, OBJECTS).of(
         plan,
+        "run",
         unroll=4,
         compiler_options={"xla_b": 1, "xla_a": True},
         options={"pipeline_schedule": "gpipe"},
-        identity=OBJECTS,
-        description=describe_model(model),
     )
     assert named(found, Aspect.OPTION)["steps in unrolled code"] == "4"
     assert named(found, Aspect.OPTION)["pipeline_schedule"] == "gpipe"

@@ -352,11 +352,6 @@ MUTANTS = (
         'walk.miss(f"an array {kind} that cannot be read")',
         "pass",
     ),
-    Mutant(
-        "keys",
-        "is_complete &= all(",
-        "is_complete &= any(",
-    ),
     # Executables on disk.
     Mutant(
         "cache",

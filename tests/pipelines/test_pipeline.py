@@ -205,7 +205,7 @@ def test_compiler_options_reach_the_programs_of_their_stage_only(strategy, monke
     make = executable.share_or_compile
 
     def spy(lowering, log):
-        seen[lowering.key.program] = lowering.options
+        seen[lowering.wanted.key.program] = lowering.options
         return make(lowering, log)
 
     monkeypatch.setattr(executable, "share_or_compile", spy)

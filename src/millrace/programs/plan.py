@@ -2,7 +2,8 @@
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -103,9 +104,13 @@ def divided(rows: int, most: int) -> Division:
     return Division(rows, each, rows // each)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
-    """One mode of one model on one shape of block."""
+    """One mode of one model on one shape of block.
+
+    Programs are looked up by their plans, and a hash takes as long as a small step: each plan keeps
+    its own.
+    """
 
     mode: Mode
     batch: BatchSpec
@@ -121,6 +126,13 @@ class Plan:
     tapped: bool = False  # whether a step returns more than its result
     chooses_rows: bool = False  # whether its micro-batches are one choice of several
     is_shortened: bool = False  # whether its blocks are shorter than others, for a budget
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def replicas(self) -> int:
@@ -143,6 +155,22 @@ class Plan:
     def each_step(self) -> bool:
         """Whether the results of every step are wanted, not only of the last one."""
         return self.step_logs or self.mode is Mode.PREDICT
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether a budget decides what its programs recompute."""
+        return self.recompute is not None and self.recompute.budget is not None
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether its programs are compiled for their memory only."""
+        return self.recompute is not None and self.recompute.is_trial
+
+
+def with_choice(plan: Plan, number: int, is_trial: bool = False) -> Plan:
+    """Returns the plan with one choice in place of the budget; choice 0 recomputes nothing."""
+    chosen = Recompute(choice=number, is_trial=is_trial) if number or is_trial else None
+    return replace(plan, recompute=chosen)
 
 
 def with_micro_batch(plan: Plan, rows: int | str) -> Plan:

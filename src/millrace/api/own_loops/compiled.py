@@ -6,7 +6,6 @@ call -> as the last one                    its executable: JAX checks whether it
      -> within a trace, or without jit     JAX itself: it becomes part of the surrounding trace
 """
 
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -18,13 +17,13 @@ from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
 from millrace.base.records.compilation import ProgramKey
 from millrace.base.threads.made_once import MadeOnce
-from millrace.compilation.executables.call_description import Reason, shapes_of
-from millrace.compilation.executables.executable import Executable, finish
+from millrace.compilation.executables.call_description import shapes_of
+from millrace.compilation.executables.executable import Executable
 from millrace.compilation.executables.log import CompileLog, current_log
-from millrace.compilation.executables.lowering import Lowering
-from millrace.compilation.executables.progress import progress
+from millrace.compilation.executables.wanted import Code, Wanted
 from millrace.compilation.executables.watch import call_watched, unwatched
-from millrace.programs.steps.ended_values import lower_program
+from millrace.compilation.explain.key import devices_of_call
+from millrace.compilation.finder import ProgramFinder
 
 ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scalar is an array
 ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position
@@ -133,35 +132,29 @@ class Compiled:
 
     def _compile(self, arguments: ProgramArguments) -> Executable:
         log, subject = current_log(), self._subject
-        what, devices = subject.what(arguments), self._devices or _devices(arguments)
+        what, devices = subject.what(arguments), self._devices or devices_of_call(arguments)
         log.begin(what)
-        key = subject.key(arguments)
-        reason = Reason(key, log, subject.number, subject.objects)
-        with unwatched(), progress("tracing", what):
-            begin = time.perf_counter()
-            traced = self._jitted.trace(*arguments)
-            between = time.perf_counter()
-            lowered = lower_program(traced)
-            end = time.perf_counter()
-        first = not len(self._executables)
-        lowering = Lowering(
-            what=what,
-            key=key,
-            lowered=lowered,
-            devices=devices,
-            cause=reason.cause,
-            again=reason.is_again,
-            trace_seconds=between - begin + (subject.seconds if first else 0.0),
-            lower_seconds=end - between,
-            batch=shapes_of(subject.user_arguments(arguments)),
+        key, objects = subject.key(arguments), subject.objects
+        seconds = 0.0 if len(self._executables) else subject.seconds
+
+        def shares(traced: jax.stages.Traced) -> bool:
             # A program with effects calls the host through objects of its own.
-            shares=len(devices) == 1 and not traced.jaxpr.effects and self._shares(),
+            return len(devices) == 1 and not traced.jaxpr.effects and self._shares()
+
+        wanted = Wanted(
+            key=key,
+            what=what,
+            # With other models the same function is another program.
+            groups=frozenset(
+                {("function", subject.number, *objects), ("program", key.digest, *objects)}
+            ),
+            batch=shapes_of(subject.user_arguments(arguments)),
+            make=lambda: Code(lambda: self._jitted.trace(*arguments), shares, {}, seconds),
+            devices=devices,
             source=self._source,
         )
         with unwatched():
-            executable = finish(lowering, log)
-        reason.has_led_to_an_executable()
-        return executable
+            return ProgramFinder(log).find(wanted)
 
 
 def _is_left_to_jax() -> bool:
@@ -172,14 +165,3 @@ def _kind(leaf: Array) -> tuple[Hashable, ...]:
     """Returns the properties of an argument that JAX compiles for, its device among them."""
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return leaf.shape, leaf.dtype, sharding
-
-
-def _devices(arguments: ProgramArguments) -> tuple[jax.Device, ...]:
-    """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
-    for leaf in jax.tree.leaves(arguments):
-        if isinstance(leaf, jax.Array) and leaf.committed:
-            return tuple(sorted(leaf.sharding.device_set, key=lambda device: device.id))
-    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if isinstance(default, jax.Device):
-        return (default,)
-    return tuple(jax.local_devices(backend=default)[:1])

@@ -147,9 +147,7 @@ class CompiledFunction:
 
         def make() -> LoopProgram | None:
             current_log().begin(name_of(self._fn))
-            call = _StaticCall(
-                self._fn, self._number, _Template(treedef, are_arrays, static), launch
-            )
+            call = _StaticCall(self._fn, self._number, treedef, are_arrays, static, launch)
             with unwatched():
                 return _traced(call, arrays, launch)
 
@@ -175,57 +173,42 @@ def _traced(
 
 
 @dataclass(frozen=True, slots=True)
-class _Template:
-    """The arguments of a call, with gaps where arrays are."""
-
-    treedef: jax.tree_util.PyTreeDef
-    are_arrays: list[bool]  # of all leaves
-    static: list[object]  # the other leaves
-
-    def filled(self, arrays: Iterable[Array | None]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Returns the arguments by position and by name."""
-        arrays, static = iter(arrays), iter(self.static)
-        leaves = [next(arrays) if is_array else next(static) for is_array in self.are_arrays]
-        return jax.tree.unflatten(self.treedef, leaves)
-
-    def without_arrays(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Returns the arguments with None for each array."""
-        return self.filled([None] * len(self.are_arrays))
-
-
 class _StaticCall:
     """The function with its static arguments, as a function of arrays."""
 
-    def __init__(
-        self,
-        fn: Callable[..., object],
-        number: int,
-        template: _Template,
-        launch: ReplicaLaunch | None,
-    ):
-        self._fn, self._number, self._template = fn, number, template
-        self._launch = launch
+    fn: Callable[..., object]
+    number: int  # of the function
+    treedef: jax.tree_util.PyTreeDef  # of all arguments
+    are_arrays: list[bool]  # of all leaves
+    static: list[object]  # the other leaves
+    launch: ReplicaLaunch | None
 
     def __call__(self, arrays: Sequence[Array]) -> Any:
-        args, kwargs = self._template.filled(arrays)
-        return jax.tree.map(_value_of, self._fn(*args, **kwargs))
+        args, kwargs = self._filled(arrays)
+        return jax.tree.map(_value_of, self.fn(*args, **kwargs))
 
     def subject(self, touched: Touched, seconds: float) -> Subject:
         """Returns a description for the compile log, with the arguments as the user passes them."""
-        name = name_of(self._fn)
-        objects = objects_of(self._fn, *self._template.without_arrays())
-        ids = [("function object", str(self._number)), *objects]
+        name, without_arrays = name_of(self.fn), self._filled([None] * len(self.are_arrays))
+        objects = objects_of(self.fn, *without_arrays)
+        ids = [("function object", str(self.number)), *objects]
 
         def key(arguments: ProgramArguments) -> ProgramKey:
-            args, kwargs = self._template.filled(_arrays_of(arguments))
-            key = key_of_function(name, self._fn, args, kwargs, touched, ids)
-            count = 1 if self._launch is None else self._launch.replicas
+            args, kwargs = self._filled(_arrays_of(arguments))
+            key = key_of_function(name, self.fn, args, kwargs, touched, ids)
+            count = 1 if self.launch is None else self.launch.replicas
             if count == 1:
                 return key
             replicas = KeyField(Aspect.OPTION, "replicas", str(count))
             return replace(key, fields=(*key.fields, replicas))
 
-        return Subject(name, self._number, models_of(objects), key, _arrays_of, seconds)
+        return Subject(name, self.number, models_of(objects), key, _arrays_of, seconds)
+
+    def _filled(self, arrays: Iterable[Array | None]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Returns the arguments by position and by name."""
+        arrays, static = iter(arrays), iter(self.static)
+        leaves = [next(arrays) if is_array else next(static) for is_array in self.are_arrays]
+        return jax.tree.unflatten(self.treedef, leaves)
 
 
 def _arrays_of(arguments: ProgramArguments) -> list[Array]:

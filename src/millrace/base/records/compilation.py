@@ -4,7 +4,7 @@ import enum
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class Origin(enum.Enum):
@@ -125,6 +125,12 @@ class ProgramKey:
             if each.aspect is not Aspect.IDENTITY:
                 text.update(f"{each.aspect.value}\0{each.name}\0{each.value}\0".encode())
         return text.hexdigest()[:16]
+
+    @property
+    def without_identity(self) -> "ProgramKey":
+        """The key without its identities, which are objects of one process."""
+        kept = tuple(each for each in self.fields if each.aspect is not Aspect.IDENTITY)
+        return replace(self, fields=kept)
 
 
 @dataclass(frozen=True, slots=True)

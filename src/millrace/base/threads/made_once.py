@@ -42,11 +42,16 @@ class MadeOnce(Generic[MadeValue]):
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = _Entry()
-            if self._limit is not None:
-                self._entries.move_to_end(key)
-                if len(self._entries) > self._limit:
-                    self._entries.popitem(last=False)
+            self._entries.move_to_end(key)
+            if self._limit is not None and len(self._entries) > self._limit:
+                self._entries.popitem(last=False)
         return entry.value(make)
+
+    def drop(self, count: int) -> None:
+        """Forgets those of the values that were made whose last use is the longest ago."""
+        with self._lock:
+            for key in [key for key, entry in self._entries.items() if entry.made][:count]:
+                del self._entries[key]
 
     def __len__(self) -> int:
         return len(self.values())

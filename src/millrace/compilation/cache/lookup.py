@@ -18,7 +18,6 @@ from millrace.compilation.cache.listeners import listeners
 
 _REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _HIT = "/jax/compilation_cache/cache_hits"
-_SECONDS = "/jax/compilation_cache/cache_retrieval_time_sec"
 
 
 @dataclass(slots=True)
@@ -27,7 +26,6 @@ class Lookup:
 
     labels: EntryLabels
     hit: bool = False
-    seconds: float = 0.0  # spent reading and loading, of a hit
     layers: tuple[str, ...] = ()  # of the model in the file, of a hit
     entry: bytes = b""  # the bytes that JAX had put; empty if JAX has files of its own
     is_compiling: bool = False  # by XLA, after a miss
@@ -73,7 +71,7 @@ def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
 
         with looking_up(EntryLabels(model="classifier", program="train_run")) as lookup:
             compiled = lowered.compile()
-        lookup.hit, lookup.seconds
+        lookup.hit
 
     Without a cache nothing is a hit.
     """
@@ -98,7 +96,6 @@ def listen() -> None:
     """Counts JAX's events from now on."""
     if _listens.acquire(blocking=False):
         jax.monitoring.register_event_listener(_on_event)
-        jax.monitoring.register_event_duration_secs_listener(_on_duration)
 
 
 def _on_event(event: str, **_: object) -> None:
@@ -108,8 +105,3 @@ def _on_event(event: str, **_: object) -> None:
         counts.add(requests=0, hits=1)
         if lookup := _lookup.get():
             lookup.hit = True
-
-
-def _on_duration(event: str, duration_secs: float, **_: object) -> None:
-    if event == _SECONDS and (lookup := _lookup.get()):
-        lookup.seconds += duration_secs

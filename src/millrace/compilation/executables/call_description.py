@@ -8,15 +8,11 @@ shapes    float32[32,8], int32[]
 import itertools
 import threading
 import weakref
-from collections.abc import Hashable
 from types import CodeType
 from typing import Any
 
 import jax
 
-from millrace.base.records.compilation import ProgramKey
-from millrace.compilation.executables.log import CompileLog
-from millrace.compilation.explain.diagnose import explain, history
 from millrace.compilation.explain.walk import source_of
 
 SHOWN = 6  # arguments whose shapes are written out; others are counted
@@ -24,7 +20,6 @@ SHOWN = 6  # arguments whose shapes are written out; others are counted
 _lock = threading.Lock()
 _numbers: dict[int, tuple[Any, int]] = {}  # by address: a reference to the object, and its number
 _next = itertools.count(1)
-_compiled: weakref.WeakKeyDictionary[CompileLog, set[Hashable]] = weakref.WeakKeyDictionary()
 
 
 def inner_function(function: object) -> Any:
@@ -63,36 +58,6 @@ def number_of(value: object) -> int:
             for key in [key for key, (reference, _) in _numbers.items() if reference() is None]:
                 del _numbers[key]
         return number
-
-
-class Reason:
-    """Why a function is compiled, and whether it is a recompilation.
-
-    A recompilation is the compilation of a function that was compiled before, or of a new function
-    with the same code. With other models the same function is another program.
-    """
-
-    def __init__(
-        self, key: ProgramKey, log: CompileLog, number: Hashable, objects: tuple[Hashable, ...] = ()
-    ):
-        """Finds the cause.
-
-        Args:
-            key: of the program.
-            log: of earlier compilations.
-            number: of the function.
-            objects: numbers of the models among its arguments.
-        """
-        self.cause = explain(key, history.keys(key.program), log.position())
-        self._groups = {("function", number, *objects), ("program", key.digest, *objects)}
-        with _lock:
-            self._compiled = _compiled.setdefault(log, set())
-            self.is_again = bool(self._groups & self._compiled)
-
-    def has_led_to_an_executable(self) -> None:
-        """Records a success; after a failure, the next attempt is no recompilation."""
-        with _lock:
-            self._compiled |= self._groups
 
 
 def shapes_of(arguments: object) -> str:

@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import jax
@@ -62,49 +61,39 @@ def share_or_compile(lowering: Lowering, log: CompileLog) -> CompileResult:
     Raises:
         RecompilationError: if this would be a recompilation, and the log refuses those.
     """
-    text = lowering.lowered.as_text()
+    text, devices = lowering.lowered.as_text(), lowering.wanted.devices
     if not lowering.shares:
         return _compile(lowering, log, text)
     try:
-        key = share_key(text, lowering.lowered, lowering.devices, lowering.options or {})
+        key = share_key(text, lowering.lowered, devices, lowering.options)
     except (AttributeError, KeyError):  # a JAX that does not tell the used arguments
         return _compile(lowering, log, text)
-    future, is_ours = sharing.claim(key)
-    if is_ours:
-        try:
-            result = _compile(lowering, log, text)
-        except BaseException as error:
-            sharing.fail(key, error)
-            raise
-        shared = SharedExecutable(result.compiled, lowering.devices, result.layers, result.sizes)
-        sharing.keep(key, shared)
-        return result
-    return _shared(future, lowering, text) or _compile(lowering, log, text)
+    made: list[CompileResult] = []
+
+    def make() -> SharedExecutable:
+        result = _compile(lowering, log, text)
+        made.append(result)
+        return SharedExecutable(result.compiled, devices, result.layers, result.sizes)
+
+    shared = sharing.get(key, make)
+    return made[0] if made else _shared(shared, lowering, text) or _compile(lowering, log, text)
 
 
-def _shared(
-    future: Future[SharedExecutable], lowering: Lowering, text: str
-) -> CompileResult | None:
-    """Waits for the executable of an equal program; returns None if it cannot be used."""
-    try:
-        shared = future.result()
-    except Exception:  # of the thread that compiles it; this one tries, too
-        return None
+def _shared(shared: SharedExecutable, lowering: Lowering, text: str) -> CompileResult | None:
+    """Returns the executable of an equal program; None if it cannot be used."""
     begin = time.perf_counter()
-    compiled = shared.compiled
-    if not serves(shared, lowering.lowered, lowering.devices):
-        if not _can_copy(lowering.devices):
+    compiled, wanted = shared.compiled, lowering.wanted
+    if not serves(shared, lowering.lowered, wanted.devices):
+        if not _can_copy(wanted.devices):
             return None
         try:
-            compiled = copied(shared, lowering.lowered, lowering.devices)
+            compiled = copied(shared, lowering.lowered, wanted.devices)
         except Exception as error:  # a kind of executable that its backend cannot write
-            logger.debug("%s is compiled again: %s", lowering.what, error)
+            logger.debug("%s is compiled again: %s", wanted.what, error)
             return None
-    history.add(lowering.key, text)
-    seconds = time.perf_counter() - begin
-    return CompileResult(
-        compiled, Origin.SHARED, lowering.cause, shared.layers, shared.sizes, seconds
-    )
+    history.add(wanted.key, text)
+    seconds, cause = time.perf_counter() - begin, lowering.reason.cause
+    return CompileResult(compiled, Origin.SHARED, cause, shared.layers, shared.sizes, seconds)
 
 
 def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
@@ -113,25 +102,26 @@ def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
 
 
 def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
-    key = lowering.key
-    cause = _with_difference(lowering, text)
-    log.allow(lowering.what, cause, lowering.again)
+    wanted = lowering.wanted
+    key = wanted.key
+    cause = _with_difference(lowering.reason.cause, key, text)
+    log.allow(wanted.what, cause, lowering.reason.is_again)
     earlier = history.keys(key.program)
     history.add(key, text)
-    labels = EntryLabels(key.model, key.program, lowering.batch, key, lowering.layers)
-    what = f"{lowering.what} (Ctrl-C waits for it)"
+    labels = EntryLabels(key.model, key.program, wanted.batch, key, wanted.layers)
+    what = f"{wanted.what} (Ctrl-C waits for it)"
     with _cores, progress("compiling", what), looking_up(labels) as lookup:
         begin = time.perf_counter()
-        compiled = lowering.lowered.compile(dict(lowering.options or {}) or None)
+        compiled = lowering.lowered.compile(dict(lowering.options) or None)
         seconds = time.perf_counter() - begin
     if lookup.hit:
         remember(compiled, of_cache(lookup.entry))
-        layers = lookup.layers or lowering.layers
+        layers = lookup.layers or wanted.layers
         return CompileResult(compiled, Origin.CACHE, cause, layers, sizes_of(compiled), seconds)
     if not earlier:  # in this process; an earlier process may have compiled one
-        cause = _since_an_earlier_process(lowering, cause)
+        cause = _since_an_earlier_process(key, cause)
     sizes = sizes_of(compiled)
-    return CompileResult(compiled, Origin.COMPILED, cause, lowering.layers, sizes, seconds)
+    return CompileResult(compiled, Origin.COMPILED, cause, wanted.layers, sizes, seconds)
 
 
 _REMEDY = (
@@ -140,12 +130,11 @@ _REMEDY = (
 )
 
 
-def _with_difference(lowering: Lowering, text: str) -> Cause:
+def _with_difference(cause: Cause, key: ProgramKey, text: str) -> Cause:
     """Returns the cause; with the differences of the programs if no field of the key differs."""
-    cause = lowering.cause
     if any(aspect is not Aspect.IDENTITY for aspect in cause.aspects):
         return cause
-    before = history.text_of(lowering.key)
+    before = history.text_of(key)
     differences = difference(before, text) if before else ()
     if not differences:
         return cause
@@ -153,24 +142,17 @@ def _with_difference(lowering: Lowering, text: str) -> Cause:
     return replace(cause, text=text, remedy=_REMEDY)
 
 
-def _since_an_earlier_process(lowering: Lowering, cause: Cause) -> Cause:
-    key, keys = lowering.key, known_keys(lowering.key.program)
+def _since_an_earlier_process(key: ProgramKey, cause: Cause) -> Cause:
+    keys = known_keys(key.program)
     # The key itself is among them: it has just been written.
     earlier = [each for each in keys if each.digest != key.digest and _is_of_same(each, key)]
     if not earlier:
         return cause
-    since = explain(_without_objects(key), [_without_objects(each) for each in earlier[::-1]])
+    since = explain(key.without_identity, [each.without_identity for each in earlier[::-1]])
     if since.text == ANOTHER_MODEL:
         return cause
     text = f"{cause.text}; since an earlier process: {printable(since.text)}"
     return replace(since, text=text)
-
-
-def _without_objects(key: ProgramKey) -> ProgramKey:
-    """Returns a key without its identities, which are objects of one process."""
-    return replace(
-        key, fields=tuple(each for each in key.fields if each.aspect is not Aspect.IDENTITY)
-    )
 
 
 def _is_of_same(earlier: ProgramKey, key: ProgramKey) -> bool:

@@ -1,90 +1,68 @@
-"""Lowering and compiling programs, with a record of the cause and the costs of each.
+"""The executable of a lowered program, with a record of the cause and the costs.
 
-    request -> cause -> lowered -> equal to an earlier one?    shared
-                                   on disk?                    read
-                                   neither                     compiled, if that is allowed
-
-Tracing and lowering are Python and go one after another; XLA compiles in threads beside them.
+lowered -> equal to an earlier one?    shared
+on disk?                    read
+neither                     compiled, if that is allowed
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
-from millrace.base.interrupts import raise_if_interrupted
-from millrace.compilation.executables.compile import share_or_compile
-from millrace.compilation.executables.log import CompileLog, NewExecutable, record_of
-from millrace.compilation.executables.lowering import Lowering, Request, lower
+from millrace.compilation.executables.compile import CompileResult, share_or_compile
+from millrace.compilation.executables.log import CompileLog, record_of
+from millrace.compilation.executables.lowering import Lowering
+from millrace.compilation.executables.trials import NewExecutable
+from millrace.compilation.executables.wanted import Wanted
 
 # Called with positional arguments as the program specifies them.
 Executable = Callable[..., Any]
-
-_THREADS = 16
-
-
-def compile_program(request: Request, log: CompileLog) -> Executable:
-    """Compiles a program for the plan's devices and adds a record to `log`.
-
-    A step that takes longer than a second is announced: on a terminal, and to the `millrace` logger
-    at level INFO.
-
-    Raises:
-        RecompilationError: if it is a recompilation, and the log refuses those.
-    """
-    raise_if_interrupted()
-    lowering = lower(request, log)
-    raise_if_interrupted()  # XLA cannot be
-    return finish(lowering, log)
-
-
-def compile_programs(requests: Iterable[Request], log: CompileLog) -> list[Executable]:
-    """Compiles programs at the same time, and returns their executables in order.
-
-    Raises:
-        RecompilationError: as `compile_program`.
-    """
-    # More threads than cores: some wait for another thread that compiles an equal program.
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace-compile") as pool:
-        running = []
-        for request in requests:
-            raise_if_interrupted()
-            running.append(pool.submit(finish, lower(request, log), log))
-        return [each.result() for each in running]
 
 
 def finish(lowering: Lowering, log: CompileLog) -> Executable:
     """Makes the executable of a program that is lowered, and adds a record to `log`.
 
     Raises:
-        RecompilationError: as `compile_program`.
+        RecompilationError: if it is a recompilation, and the log refuses those.
     """
-    began = time.time() - lowering.trace_seconds - lowering.lower_seconds
-    with log.attempt(lowering.group, lowering.again):
+    trace_seconds, lower_seconds = lowering.trace_seconds, lowering.lower_seconds
+    began = time.time() - trace_seconds - lower_seconds
+    with log.attempt(lowering.reason):
         result = share_or_compile(lowering, log)
+    is_again = lowering.reason.is_again
+    return logged(lowering.wanted, result, is_again, log, began, trace_seconds, lower_seconds)
+
+
+def logged(
+    wanted: Wanted,
+    result: CompileResult,
+    is_again: bool,
+    log: CompileLog,
+    began: float,
+    trace_seconds: float = 0.0,
+    lower_seconds: float = 0.0,
+) -> Executable:
+    """Adds the record of an executable to `log`, and returns the executable as it is called."""
     record = record_of(
-        lowering.key,
+        wanted,
         result.origin,
         result.cause,
-        lowering.again,
+        is_again,
         result.sizes,
         began=began,
         compile_seconds=result.seconds,
-        trace_seconds=lowering.trace_seconds,
-        lower_seconds=lowering.lower_seconds,
-        batch=lowering.batch,
-        capacity=lowering.capacity,
-        unrolled=lowering.unrolled,
+        trace_seconds=trace_seconds,
+        lower_seconds=lower_seconds,
     )
     log.add(record)
     executable = checked(result.compiled) if looks_for_non_finite() else result.compiled
-    renames = new_names(result.layers, lowering.layers)
+    renames = new_names(result.layers, wanted.layers)
     executable = renamed(executable, renames) if renames else executable
-    log.observe(NewExecutable(record, executable, lowering.model, lowering.plan, lowering.source))
+    log.observe(NewExecutable(record, executable, wanted.model, wanted.plan, wanted.source))
     return executable
 
 

@@ -5,28 +5,27 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
-
-import keras
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from millrace._compat.jax_executables import Sizes
 from millrace.base.options import RecompilePolicy
-from millrace.base.records.compilation import Cause, CompileRecord, Origin, ProgramKey
+from millrace.base.records.compilation import Cause, CompileRecord, Origin
 from millrace.base.records.memory_report import BudgetChoice
 from millrace.base.records.sinks import RecordSink
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.compilation.cache.listeners import listeners
 from millrace.compilation.executables import phases
-from millrace.compilation.executables.trials import Trial, Trials
+from millrace.compilation.executables.trials import NewExecutable, Trial, Trials
+from millrace.compilation.executables.wanted import Group, LoggedProgram
 from millrace.compilation.explain.diagnose import explain, history
 from millrace.errors import RecompilationError
 from millrace.programs.plan import Plan
 
 
 def record_of(
-    key: ProgramKey,
+    program: LoggedProgram,
     origin: Origin,
     cause: Cause,
     is_recompilation: bool,
@@ -36,39 +35,21 @@ def record_of(
     compile_seconds: float,
     trace_seconds: float = 0.0,
     lower_seconds: float = 0.0,
-    batch: str = "",
-    capacity: int = 0,
-    unrolled: int | None = None,
 ) -> CompileRecord:
-    """Returns the record of an executable.
-
-    Args:
-        key: of its program.
-        origin: where it came from.
-        cause: why it was made.
-        is_recompilation: whether its program has run before in another form.
-        sizes: its memory.
-        began: seconds since 1970.
-        compile_seconds: time in XLA, or of reading it.
-        trace_seconds: time in Python.
-        lower_seconds: time in JAX.
-        batch: shapes and dtypes of a batch, or of the arguments of a function.
-        capacity: steps that its block holds.
-        unrolled: iterations in unrolled code; None for a loop of any number.
-    """
+    """Returns the record of an executable; see `CompileRecord`."""
     return CompileRecord(
-        model=key.model,
-        program=key.program,
-        batch=batch,
-        capacity=capacity,
-        unrolled=unrolled,
+        model=program.key.model,
+        program=program.key.program,
+        batch=program.batch,
+        capacity=program.capacity,
+        unrolled=program.unrolled,
         trace_seconds=trace_seconds,
         compile_seconds=compile_seconds,
         temporary_bytes=sizes.temporary_bytes,
         peak_bytes=sizes.peak_bytes,
         lower_seconds=lower_seconds,
         origin=origin,
-        key=key.digest,
+        key=program.key.digest,
         cause=cause.text,
         remedy=cause.remedy,
         is_recompilation=is_recompilation,
@@ -80,21 +61,20 @@ def record_of(
 logger = logging.getLogger("millrace")
 
 
-@dataclass(frozen=True, slots=True)
-class NewExecutable:
-    """An executable that was made, read or shared, for those who look into it."""
-
-    record: CompileRecord
-    executable: Callable[..., Any]
-    model: keras.Model | None = None  # called by the program, if any
-    plan: Plan | None = None  # of a model's program
-    source: object = None  # as in `Program`
-    is_trial: bool = False  # whether it was compiled for comparison, and never runs
-
-
 ExecutableObserver = Callable[[NewExecutable], object]
 _OFTEN = 8  # recompilations of one program of a model, after which a warning is logged once
-Group = Hashable  # shared by programs of which the second one is a recompilation
+
+
+class Reason(NamedTuple):
+    """Why a program is compiled, and whether it is a recompilation.
+
+    A recompilation is the compilation of a program in one of whose groups another one was compiled
+    before.
+    """
+
+    cause: Cause
+    is_again: bool
+    new: frozenset[Group]  # groups of the program in which none was compiled before
 
 
 class CompileLog:
@@ -120,7 +100,7 @@ class CompileLog:
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
         self.search_seconds = 0.0  # of searches among programs, besides those of the records
-        self._trials = Trials()
+        self._trials = Trials(self._show)
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._sink = records
         self._records: list[CompileRecord] = []
@@ -190,22 +170,24 @@ class CompileLog:
                 "model.precompile(batch_spec)), and keep the shapes of the data the same."
             )
 
-    def cause(self, key: ProgramKey, group: Group) -> tuple[Cause, bool]:
-        """Returns why a program is compiled, and whether it is a recompilation."""
+    def reason(self, program: LoggedProgram) -> Reason:
+        """Returns why a program is compiled."""
         with self._lock:
-            again = group in self._groups
-            self._groups.add(group)
-        return explain(key, history.keys(key.program), self.position()), again
+            new = program.groups - self._groups
+        key = program.key
+        cause = explain(key, history.keys(key.program), self.position())
+        return Reason(cause, new != program.groups, new)
 
     @contextlib.contextmanager
-    def attempt(self, group: Group, again: bool) -> Iterator[None]:
+    def attempt(self, reason: Reason) -> Iterator[None]:
         """Surrounds the work on a program; after a failed first attempt the next is the first."""
+        with self._lock:
+            self._groups |= reason.new
         try:
             yield
         except BaseException:
-            if not again:
-                with self._lock:
-                    self._groups.discard(group)
+            with self._lock:
+                self._groups -= reason.new
             raise
 
     def allow(self, what: str, cause: Cause, again: bool) -> None:
@@ -236,25 +218,19 @@ class CompileLog:
         if not self.is_dry_run and record.is_recompilation:
             self._warn_if_often(record)
 
-    @contextlib.contextmanager
-    def trying(self, plan: Plan, model: str) -> Iterator[Trial]:
+    def trying(self, plan: Plan, model: str) -> contextlib.AbstractContextManager[Trial]:
         """Surrounds a search among plans: only executables of the chosen one are to run.
 
         Args:
             plan: of the programs; its recomputation does not count.
             model: name of their model.
         """
-
-        def show(new: NewExecutable, is_trial: bool) -> None:
-            self._show(replace(new, is_trial=is_trial))
-
-        with self._trials.of(plan, model, show) as trial:
-            yield trial
+        return self._trials.of(plan, model)
 
     def observe(self, executable: NewExecutable) -> None:
         """Shows an executable to all observers; one of a search when that ends."""
-        if self.observers and not self._trials.keeps(executable):
-            self._show(executable)
+        if self.observers:
+            self._trials.add(executable)
 
     def _show(self, executable: NewExecutable) -> None:
         for observer in self.observers:
@@ -312,9 +288,6 @@ class CompileLog:
     def _write(self, record: CompileRecord) -> None:
         if self._sink is not None:
             self._sink.add(record)
-
-
-all_observers: list[ExecutableObserver] = []  # of all strategies of this process
 
 
 def sentence(record: CompileRecord) -> str:

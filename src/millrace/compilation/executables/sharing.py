@@ -18,11 +18,8 @@ So is a model that is compiled again with the same settings, or built anew for t
 
 import hashlib
 import pathlib
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import jax
@@ -35,6 +32,7 @@ from millrace._compat.jax_executables import (
     code_of_entry,
     from_bytes,
 )
+from millrace.base.threads.made_once import MadeOnce
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +108,34 @@ class SharedExecutable:
 
 
 class Sharing:
-    """The executables of this process, by their programs."""
+    """The executables of this process, by their programs; those that were used last are kept."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._futures: OrderedDict[Hashable, Future[SharedExecutable]] = OrderedDict()
+        self._table = MadeOnce[SharedExecutable]()
 
-    def claim(self, key: Hashable) -> tuple[Future[SharedExecutable], bool]:
-        """Returns the future of an executable, and whether the caller must make it."""
-        with self._lock:
-            if key in self._futures:
-                self._futures.move_to_end(key)
-                return self._futures[key], False
-            self._futures[key] = future = Future()
-            return future, True
+    def get(self, key: Hashable, make: Callable[[], SharedExecutable]) -> SharedExecutable:
+        """Returns the executable of a key; other threads wait for the one that makes it."""
 
-    def keep(self, key: Hashable, executable: SharedExecutable) -> None:
-        """Stores the executable of a key that the caller has claimed."""
-        self._futures[key].set_result(executable)
-        with self._lock:
-            fewest = len(self._futures) // 2 if _nears_the_most_mappings() else KEPT
-            while len(self._futures) > fewest or self._code_bytes() > MAX_CODE_BYTES:
-                oldest = next((k for k, f in self._futures.items() if f.done() and k != key), None)
-                if oldest is None:
-                    break
-                del self._futures[oldest]
+        def made() -> SharedExecutable:
+            new = make()
+            self._make_room(new)
+            return new
 
-    def fail(self, key: Hashable, error: BaseException) -> None:
-        """Raises `error` in the threads that wait; the next claim compiles anew."""
-        with self._lock:
-            future = self._futures.pop(key)
-        future.set_exception(error)
+        return self._table.get(key, made)
 
     def clear(self) -> None:
         """Forgets all executables but those that are being made."""
-        with self._lock:
-            for key in [key for key, future in self._futures.items() if future.done()]:
-                del self._futures[key]
+        self._table.drop(len(self._table))
 
-    def _code_bytes(self) -> int:
-        return sum(f.result().sizes.code_bytes for f in self._futures.values() if f.done())
+    def _make_room(self, new: SharedExecutable) -> None:
+        kept = self._table.values()
+        most = len(kept) // 2 if _nears_the_most_mappings() else KEPT - 1
+        nbytes = sum(shared.sizes.code_bytes for shared in (*kept, new))
+        dropped = 0
+        while dropped < len(kept) and (len(kept) - dropped > most or nbytes > MAX_CODE_BYTES):
+            nbytes -= kept[dropped].sizes.code_bytes
+            dropped += 1
+        self._table.drop(dropped)
 
 
 def _nears_the_most_mappings() -> bool:

@@ -1,4 +1,4 @@
-"""Trial executables: several are compiled and compared, and one of them runs.
+"""New executables, and searches in which several are compiled and compared, and one of them runs.
 
 with trials.of(plan) as trial:     executables of such plans wait
     ...
@@ -9,25 +9,24 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
+from millrace.base.records.compilation import CompileRecord
 from millrace.programs.plan import Plan, with_micro_batch
 
 
-class PlannedExecutable(Protocol):
-    """An executable with its plan."""
+@dataclass(frozen=True, slots=True)
+class NewExecutable:
+    """An executable that was made, read or shared, for those who look into it."""
 
-    @property
-    def model(self) -> keras.Model | None:
-        """The model that it calls."""
-        ...
-
-    @property
-    def plan(self) -> Plan | None:
-        """Of its program."""
-        ...
+    record: CompileRecord
+    executable: Callable[..., Any]
+    model: keras.Model | None = None  # called by the program, if any
+    plan: Plan | None = None  # of a model's program
+    source: object = None  # as in `Program`
+    is_trial: bool = False  # whether it was compiled for comparison, and never runs
 
 
 @dataclass
@@ -37,43 +36,50 @@ class Trial:
     plan: Plan
     model: str
     chosen: Plan | None = None  # None if none of them will run
-    waiting: list[Any] = field(default_factory=list[Any])
+    waiting: list[NewExecutable] = field(default_factory=list[NewExecutable])
 
-    def has(self, plan: Plan | None, model: keras.Model | None) -> bool:
+    def has(self, new: NewExecutable) -> bool:
         """Whether an executable belongs to the search."""
-        if plan is None or model is None or model.name != self.model:
+        if new.plan is None or new.model is None or new.model.name != self.model:
             return False
-        return _common(plan) == _common(self.plan)
+        return _common(new.plan) == _common(self.plan)
 
-    def is_chosen(self, plan: Plan) -> bool:
-        """Whether an executable of this plan will run."""
-        return self.chosen is not None and _differing(plan) == _differing(self.chosen)
+    def ended(self) -> Iterator[NewExecutable]:
+        """Yields the executables of the search, of which only those of the chosen plan will run."""
+        chosen = None if self.chosen is None else _differing(self.chosen)
+        for new in self.waiting:
+            yield replace(new, is_trial=new.plan is None or _differing(new.plan) != chosen)
 
 
 class Trials:
     """The searches that are under way, in any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[NewExecutable], object]):
+        """Begins without a search.
+
+        Args:
+            show: called with each executable; with one of a search when that ends.
+        """
+        self._show = show
         self._lock = threading.Lock()
         self._running: list[Trial] = []
 
-    def keeps(self, executable: PlannedExecutable) -> bool:
-        """Whether an executable belongs to a search, which shows it when it ends."""
+    def add(self, new: NewExecutable) -> None:
+        """Shows an executable, or keeps it until its search ends."""
         with self._lock:
-            for trial in self._running:
-                if trial.has(executable.plan, executable.model):
-                    trial.waiting.append(executable)
-                    return True
-        return False
+            trial = next((trial for trial in self._running if trial.has(new)), None)
+            if trial is not None:
+                trial.waiting.append(new)
+                return
+        self._show(new)
 
     @contextlib.contextmanager
-    def of(self, plan: Plan, model: str, show: Callable[[Any, bool], object]) -> Iterator[Trial]:
+    def of(self, plan: Plan, model: str) -> Iterator[Trial]:
         """Surrounds a search.
 
         Args:
             plan: of the programs; its micro-batches and recomputation do not count.
             model: name of their model.
-            show: called at the end with each executable, and whether it is a mere trial.
         """
         trial = Trial(plan, model)
         with self._lock:
@@ -83,8 +89,8 @@ class Trials:
         finally:
             with self._lock:
                 self._running.remove(trial)
-            for each in trial.waiting:
-                show(each, not trial.is_chosen(each.plan))
+            for new in trial.ended():
+                self._show(new)
 
 
 def _common(plan: Plan) -> Any:

@@ -25,13 +25,14 @@ from millrace.base.records.compilation import Aspect, CompileRecord, Origin, Pro
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.compilation.cache.lookup import Lookup, looking_up
 from millrace.compilation.executables.call_description import (
-    Reason,
     inner_function,
     name_of,
     number_of,
     shapes_of,
 )
-from millrace.compilation.executables.log import CompileLog, NewExecutable, record_of
+from millrace.compilation.executables.log import CompileLog, record_of
+from millrace.compilation.executables.trials import NewExecutable
+from millrace.compilation.executables.wanted import LoggedProgram
 from millrace.compilation.explain.diagnose import history
 from millrace.compilation.explain.key import fields_from, key_of_call
 
@@ -95,24 +96,26 @@ class _Watch:
     ):
         self._function, self._args, self._kwargs, self._log = function, args, kwargs, log
         self._name: str | None = getattr(function, "__name__", None)
-        self._key: ProgramKey | None = None
+        self._program: LoggedProgram | None = None
         self._lookup: contextlib.ExitStack | None = None
         self.has_compiled = False
 
-    def _prepare(self) -> ProgramKey:
+    def _prepare(self) -> LoggedProgram:
         """Finds out why the function is compiled, and lets the log refuse it."""
         function, log = self._function, self._log
         name = name_of(function)
         self._began = time.time()
-        self._batch = shapes_of((self._args, self._kwargs))
-        what = f"{name} for {self._batch}" if self._batch else name
+        batch = shapes_of((self._args, self._kwargs))
+        what = f"{name} for {batch}" if batch else name
         log.begin(what)
         key = _key_of(name, function, self._args, self._kwargs)
-        self._reason = reason = Reason(key, log, number_of(inner_function(function)))
+        groups = ("function", number_of(inner_function(function))), ("program", key.digest)
+        program = LoggedProgram(key=key, what=what, groups=frozenset(groups), batch=batch)
+        self._reason = reason = log.reason(program)
         log.allow(what, reason.cause, reason.is_again)
         self._seconds = dict.fromkeys(_STEPS, 0.0)
-        self._key = key
-        return key
+        self._program = program
+        return program
 
     def begins(self, step: str, name: str) -> None:
         """Handles the begin of a step; the first of a call names a function without a name."""
@@ -120,15 +123,16 @@ class _Watch:
             self._name = name
         if not self._is_own(name):
             return
-        key = self._key or self._prepare()
+        program = self._program or self._prepare()
         if step == _COMPILE and self._lookup is None:
             self._lookup = contextlib.ExitStack()
-            labels = EntryLabels("", key.program, self._batch, key)
+            key = program.key
+            labels = EntryLabels("", key.program, program.batch, key)
             self._result: Lookup = self._lookup.enter_context(looking_up(labels))
 
     def ends(self, step: str, name: str, seconds: float) -> None:
         """Handles the end of a step; an inner function of the same name ends before."""
-        if self._key is None or not self._is_own(name):
+        if self._program is None or not self._is_own(name):
             return
         self._seconds[step] = seconds
         if step == _COMPILE and self._lookup is not None:
@@ -140,12 +144,12 @@ class _Watch:
 
     def record(self) -> tuple[CompileRecord, Any]:
         """Returns the record of the compilation, and the executable if JAX has kept it."""
-        key: Any = self._key
+        program: Any = self._program
         text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
-        history.add(key, text)
-        self._reason.has_led_to_an_executable()
+        with self._log.attempt(self._reason):
+            history.add(program.key, text)
         record = record_of(
-            key,
+            program,
             Origin.CACHE if self._result.hit else Origin.COMPILED,
             self._reason.cause,
             self._reason.is_again,
@@ -154,7 +158,6 @@ class _Watch:
             compile_seconds=self._seconds[_COMPILE],
             trace_seconds=self._seconds[_TRACE],
             lower_seconds=self._seconds[_LOWER],
-            batch=self._batch,
         )
         return record, compiled
 

@@ -1,6 +1,6 @@
 """The key of a program, field by field, and why another program is compiled.
 
-key.py                  the key of a program: all fields
+key.py  model_keys.py   the key of a program: all fields
 fingerprint.py          the fields of a model, its layers and its variables
 functions.py            the fields of a function or a class of the user's
 values.py               any value as text             attributes.py   of an object

@@ -53,8 +53,16 @@ def describe(value: object, name: str, aspect: Aspect = Aspect.CODE) -> Descript
     return finished(walk)
 
 
-def describe_model(model: keras.Model, mode: Mode = Mode.TRAIN) -> Description:
-    """Describes a model, and the arguments of its `compile()` that a mode uses."""
+def describe_model(
+    model: keras.Model, mode: Mode = Mode.TRAIN, dtype: object = None
+) -> Description:
+    """Describes a model, and the arguments of its `compile()` that a mode uses.
+
+    Args:
+        model: built.
+        mode: of its programs.
+        dtype: of gradient accumulators, which may be a function of the user's.
+    """
     optimizer = getattr(model, "optimizer", None)
     own = [*model.variables, *model.metrics_variables, *getattr(optimizer, "variables", ())]
     walk = Walk(frozenset(map(id, own)), mode)
@@ -65,6 +73,7 @@ def describe_model(model: keras.Model, mode: Mode = Mode.TRAIN) -> Description:
         if id(variable) in names:
             walk.label(variable, names[id(variable)], describe=False)
     _write_model(walk, model, "model")
+    walk.add(Aspect.OPTION, "dtype", text_of(walk, dtype))
     return finished(walk)
 
 

@@ -1,5 +1,7 @@
 """The key of a program, field by field: all that decides the executable.
 
+Those of a model are made in `model_keys.py`, of a user's function here.
+
     ARGUMENT   argument x: shape                  of batches, or of the arguments of a call
     STATE      variable kernel of layer 1 (...)   shape, dtype, role
     OPTION     gradient_accumulation_steps_...    options of the model, by their public names
@@ -18,7 +20,6 @@ import os
 import platform
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields as fields_of
 from typing import Any
 
 import jax
@@ -26,78 +27,15 @@ import keras
 import numpy as np
 
 from millrace._compat.jax_tracing import jax_options
-from millrace.base.options import TapRequest, key_fields
 from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
-from millrace.compilation.explain.fingerprint import (
-    describe,
-    describe_model,
-    describe_state,
-    finished,
-)
-from millrace.compilation.explain.value_text import digest, text_of, without_address
-from millrace.compilation.explain.walk import Description, Walk, version_of
-from millrace.programs.plan import BatchSpec, Plan
+from millrace.compilation.explain.fingerprint import finished
+from millrace.compilation.explain.value_text import text_of, without_address
+from millrace.compilation.explain.walk import Walk, version_of
 
 Pairs = Iterable[tuple[str, object]] | Mapping[str, object]
 ObjectNumbers = Iterable[tuple[str, object]]  # such as ("model object", "number 2")
 
-_BATCH = ("x", "y", "sample_weight")
 _NUMBERS = (bool, int, float, complex)
-
-
-def key_of(
-    program_name: str,
-    model: keras.Model,
-    plan: Plan,
-    *,
-    unroll: int | None = None,
-    compiler_options: Mapping[str, object] | None = None,
-    identity: ObjectNumbers = (),
-    options: Pairs = (),
-    description: Description | None = None,
-    state: Iterable[KeyField] | None = None,
-) -> ProgramKey:
-    """Returns the key of a program of a model.
-
-    Args:
-        program_name: such as `"train_run"`.
-        model: built, and compiled where its mode needs that.
-        plan: of the program.
-        unroll: copies of a step in the program; None is a loop.
-        compiler_options: of XLA, for this program alone.
-        identity: numbers of objects: `"model object"`, `"strategy"`, `"compile() calls"`.
-        options: options of millrace by their public names that are not part of a plan.
-        description: of the model for the plan's mode; None makes one, which takes most of the time.
-        state: the result of `describe_state`; None calls it.
-    """
-    description = description or describe_model(model, plan.mode)
-    accumulator = describe(plan.accumulation.dtype, "dtype", Aspect.OPTION)
-    variables = tuple(describe_state(model, plan.mode) if state is None else state)
-    order = digest("\n".join(f"{field.name}\n{field.value}" for field in variables).encode())
-    fields = [
-        *_batch_fields(plan.batch),
-        *fields_from(Aspect.OPTION, _plan_options(plan, unroll)),
-        *fields_from(Aspect.OPTION, options),
-        *accumulator.fields,
-        *description.fields,
-        *variables,
-        KeyField(Aspect.OPTION, "order of variables", order),  # a digest sorts its fields
-        # The plan decides where its programs run, not the default.
-        *(
-            field
-            for field in _environment(plan.group.devices, compiler_options)
-            if field.name != "jax_default_device"
-        ),
-        *fields_from(Aspect.IDENTITY, identity),
-    ]
-    is_complete = description.is_complete and accumulator.is_complete
-    # Labels are given twice: two functions of one name must not hide each other.
-    described = {(field.aspect, field.name): field.value for field in description.fields}
-    is_complete &= all(
-        described.get((field.aspect, field.name), field.value) == field.value
-        for field in accumulator.fields
-    )
-    return ProgramKey(model.name, program_name, _once(fields), is_complete)
 
 
 def key_of_call(
@@ -127,10 +65,10 @@ def key_of_call(
     description = finished(walk)
     fields = [
         *description.fields,
-        *_environment(_devices_of((args, kwargs)), compiler_options),
+        *environment_fields(devices_of_call((args, kwargs)), compiler_options),
         *fields_from(Aspect.IDENTITY, identity),
     ]
-    return ProgramKey("", name, _once(fields), description.is_complete)
+    return ProgramKey("", name, once(fields), description.is_complete)
 
 
 def fields_from(aspect: Aspect, pairs: Pairs) -> Iterator[KeyField]:
@@ -152,57 +90,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def _once(fields: Iterable[KeyField]) -> tuple[KeyField, ...]:
+def once(fields: Iterable[KeyField]) -> tuple[KeyField, ...]:
     """Returns the fields, one for each name: a package's version may be listed twice."""
     return tuple({(field.aspect, field.name): field for field in fields}.values())
-
-
-def _batch_fields(batch: BatchSpec) -> Iterator[KeyField]:
-    """Yields structure, shapes and dtypes of a batch; nothing for a program that takes none."""
-    if batch.treedef is None:
-        return
-    tree = jax.tree.unflatten(batch.treedef, range(len(batch.shapes)))
-    is_tuple = isinstance(tree, tuple | list) and 1 <= len(tree) <= len(_BATCH)
-    # Of a data adapter of Keras; any other tree is an x.
-    arguments = dict(zip(_BATCH, tree if is_tuple else (tree,), strict=False))
-    for name, argument in arguments.items():
-        if argument is not None:
-            yield KeyField(Aspect.ARGUMENT, f"argument {name}: structure", _structure(argument))
-        for path, number in jax.tree_util.tree_flatten_with_path(argument)[0]:
-            leaf = f"argument {name}{jax.tree_util.keystr(path)}"
-            shape, dtype = batch.shapes[number], batch.dtypes[number]
-            yield KeyField(Aspect.ARGUMENT, f"{leaf}: shape", str(tuple(shape)))
-            yield KeyField(Aspect.ARGUMENT, f"{leaf}: dtype", dtype.name)
-
-
-def _structure(tree: object) -> str:
-    """Returns the structure of a value: `{'image': *, 'age': *}`, where `*` is an array."""
-    if isinstance(tree, Mapping):
-        return f"{{{', '.join(f'{k!r}: {_structure(v)}' for k, v in tree.items())}}}"
-    if isinstance(tree, list | tuple):
-        text = ", ".join(map(_structure, tree))
-        return f"({text})" if isinstance(tree, tuple) else f"[{text}]"
-    return "None" if tree is None else "*"
-
-
-def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]]:
-    """Yields the options of a model, and the sizes that follow from them."""
-    recompute = plan.recompute
-    yield "mode", plan.mode.value
-    yield from key_fields(plan.accumulation)
-    yield from key_fields(plan.replication)
-    yield "recomputation", "off" if recompute is None else "on"
-    yield "recomputation budget", None if recompute is None else recompute.budget
-    yield "recomputation choice", None if recompute is None else recompute.choice
-    yield "recomputation of whole stages", recompute is not None and recompute.whole_stages
-    yield from key_fields(plan.offload)
-    for field in fields_of(TapRequest):
-        yield f"tensor statistics: {field.name}", getattr(plan.taps, field.name)
-    yield "values are tapped", plan.tapped
-    yield "asynchronous_callbacks", plan.step_logs
-    yield "steps in a block", plan.capacity
-    yield "steps whose results a call returns", plan.records
-    yield "steps in unrolled code", "a loop" if unroll is None else unroll
 
 
 def _write_arguments(
@@ -269,16 +159,18 @@ def _placement(leaf: object) -> str:
     return without_address(repr(sharding))
 
 
-def _devices_of(arguments: object) -> list[Any]:
-    """Returns the devices of a call: those of a committed argument, or the default one."""
+def devices_of_call(arguments: object) -> tuple[jax.Device, ...]:
+    """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False):
-            return sorted(leaf.sharding.device_set, key=lambda device: device.id)
+            return tuple(sorted(leaf.sharding.device_set, key=lambda device: device.id))
     default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return [default] if isinstance(default, jax.Device) else jax.devices()[:1]
+    if isinstance(default, jax.Device):
+        return (default,)
+    return tuple(jax.local_devices(backend=default)[:1])
 
 
-def _environment(
+def environment_fields(
     devices: Iterable[jax.Device], compiler_options: Mapping[str, object] | None
 ) -> Iterator[KeyField]:
     """Yields the fields that most programs of a process share."""

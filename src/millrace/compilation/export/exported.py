@@ -12,28 +12,27 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
-import keras
 
-from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace._compat.jax_executables import sizes_of
-from millrace.base.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+from millrace.base.records.compilation import Aspect, Origin, ProgramKey
 from millrace.base.records.printable import printable
 from millrace.compilation.cache.entry import DamagedEntryError
 from millrace.compilation.cache.private import NotPrivateError, check_private, read_private
-from millrace.compilation.executables.executable import Executable, checked, new_names, renamed
-from millrace.compilation.executables.log import CompileLog, NewExecutable, record_of
-from millrace.compilation.executables.lowering import group_of
+from millrace.compilation.executables.compile import CompileResult
+from millrace.compilation.executables.executable import Executable, logged
+from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.sharing import Numbers, SerializedExecutable, remember
+from millrace.compilation.executables.wanted import Wanted
 from millrace.compilation.explain.diagnose import explain, history
 from millrace.compilation.export import file as export_file
 from millrace.compilation.export.file import EXECUTABLE, STAGES, Header, differences, environment
 from millrace.compilation.export.read_ahead import Devices, ExportedFile, ReadAhead, Ready, loaded
 from millrace.errors import OptionError
-from millrace.programs.plan import LoopForm, Plan
+from millrace.programs.plan import LoopForm
 
 logger = logging.getLogger("millrace")
 
@@ -41,20 +40,6 @@ UNROLLED = "steps in unrolled code"  # the one field that differs between progra
 _LONGEST = 1000  # characters of a file that are shown
 
 Taken = TypeVar("Taken")
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A program to look up, before anything is traced."""
-
-    key: ProgramKey
-    plan: Plan
-    unroll: int | None = None
-    layers: tuple[str, ...] = ()  # names of the model's layers, in order
-    gaps: tuple[str, ...] = ()  # values that the key does not describe
-    # For those who look into the executable: the model, and what its program is made of.
-    model: keras.Model | None = field(default=None, compare=False)
-    source: object = field(default=None, compare=False)
 
 
 class Exported:
@@ -117,23 +102,19 @@ class Exported:
 
     def executable(self, wanted: Wanted, log: CompileLog) -> Executable | None:
         """Returns the executable of a program, if it was exported, and adds a record to `log`."""
-        file = self._find(EXECUTABLE, wanted.key)
+        file = None if wanted.obstacle else self._find(EXECUTABLE, wanted.key)
         if file is None:
             return None
         began, begin = time.time(), time.perf_counter()
-        devices = wanted.plan.group.devices
-        compiled = self._content(file, lambda content: _on_devices(content, file, devices))
+        compiled = self._content(file, lambda content: _on_devices(content, file, wanted.devices))
         if compiled is None:
             return None
-        seconds = time.perf_counter() - begin
-        record = _record(wanted, compiled, log, began, seconds)
-        log.add(record)
-        history.add(wanted.key, "")
-        executable = checked(compiled) if looks_for_non_finite() else compiled
-        renames = new_names(file.header.layers, wanted.layers)
-        executable = renamed(executable, renames) if renames else executable
-        log.observe(NewExecutable(record, executable, wanted.model, wanted.plan, wanted.source))
-        return executable
+        seconds, reason = time.perf_counter() - begin, log.reason(wanted)
+        with log.attempt(reason):
+            history.add(wanted.key, "")
+        layers, sizes = file.header.layers, sizes_of(compiled)
+        result = CompileResult(compiled, Origin.LOADED, reason.cause, layers, sizes, seconds)
+        return logged(wanted, result, reason.is_again, log, began)
 
     def form(self, key: ProgramKey) -> LoopForm | None:
         """Returns the loop form of the programs of a plan, if one of them was exported.
@@ -184,7 +165,7 @@ class Exported:
             self._explained.add(key.program)
         keys = [file.header.key for file in files]
         same_model = [other for other in keys if other.model == key.model] or keys
-        cause = explain(_without_identity(key), list(map(_without_identity, same_model)))
+        cause = explain(key.without_identity, [other.without_identity for other in same_model])
         logger.warning(
             "%s of %r is not as it was exported, and is compiled: %s. %s",
             key.program, key.model, printable(cause.text), cause.remedy,
@@ -233,40 +214,11 @@ def _on_devices(
     return compiled
 
 
-def _record(
-    wanted: Wanted, compiled: jax.stages.Compiled, log: CompileLog, began: float, seconds: float
-) -> CompileRecord:
-    key, plan = wanted.key, wanted.plan
-    cause, again = log.cause(key, group_of(key, plan, wanted.unroll))
-    return record_of(
-        key,
-        Origin.LOADED,
-        cause,
-        again,
-        sizes_of(compiled),
-        began=began,
-        compile_seconds=seconds,
-        batch=str(plan.batch),
-        capacity=plan.capacity,
-        unrolled=wanted.unroll,
-    )
-
-
 def _of_plan(key: ProgramKey) -> ProgramKey:
     """Returns the common part of the keys of all programs of a plan."""
     fields = tuple(field for field in key.fields if field.name != UNROLLED)
     return replace(key, program="", fields=fields)
 
 
-def _without_identity(key: ProgramKey) -> ProgramKey:
-    """Returns a key without its identities, which are objects of one process."""
-    kept = tuple(field for field in key.fields if field.aspect is not Aspect.IDENTITY)
-    return replace(key, fields=kept)
-
-
 def _fields(key: ProgramKey) -> dict[tuple[Aspect, str], str]:
-    return {
-        (field.aspect, field.name): field.value
-        for field in key.fields
-        if field.aspect is not Aspect.IDENTITY
-    }
+    return {(field.aspect, field.name): field.value for field in key.without_identity.fields}

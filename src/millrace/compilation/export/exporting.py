@@ -1,8 +1,8 @@
 """The executables of one strategy, to be written for other processes.
 
-made(wanted, executable, form)        registers one; keeps nothing alive
+made(wanted, executable)        registers one; keeps nothing alive
 stages(key, plan, make)
-write(directory)                      one file each; obstacles are logged
+write(directory)                one file each; obstacles are logged
 """
 
 import logging
@@ -14,14 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from millrace._compat.jax_executables import from_bytes
 from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.cache import files as cache_files
 from millrace.compilation.cache.private import NotPrivateError, check_private, make_private
 from millrace.compilation.executables.executable import Executable, compiled_of, renames_of
 from millrace.compilation.executables.sharing import serialize
+from millrace.compilation.executables.wanted import Wanted
 from millrace.compilation.export import file as export_file
-from millrace.compilation.export.exported import Exported, Wanted
+from millrace.compilation.export.exported import Exported
 from millrace.compilation.export.file import EXECUTABLE, STAGES, Header, environment
 from millrace.errors import OptionError
 from millrace.programs.plan import LoopForm, Plan
@@ -48,7 +51,7 @@ class _Export:
     """An executable or stages to export, or the obstacle."""
 
     key: ProgramKey
-    plan: Plan
+    devices: tuple[jax.Device, ...]
     kind: str
     source: Callable[[], Any]  # returns the content; None if its model is gone
     layers: tuple[str, ...] = ()
@@ -64,27 +67,12 @@ class Exports:
         self._lock = threading.Lock()
         self._exports: dict[tuple[str, str, str], _Export] = {}  # by kind, program and digest
 
-    def made(
-        self,
-        wanted: Wanted,
-        executable: Executable,
-        form: LoopForm | None = None,
-        obstacle: str | None = None,
-    ) -> None:
-        """Registers an executable.
-
-        Args:
-            wanted: its program.
-            executable: not kept alive.
-            form: of the plan's programs.
-            obstacle: why it cannot be exported, besides the reasons of `why_not`.
-        """
-        renames = renames_of(executable)
-        olds = {new: old for old, new in renames.items()}
+    def made(self, wanted: Wanted, executable: Executable) -> None:
+        """Registers the executable of a program, and does not keep it alive."""
+        olds = {new: old for old, new in renames_of(executable).items()}
         layers = tuple(olds.get(name, name) for name in wanted.layers)
-        source = weakref.ref(compiled_of(executable))
-        obstacle = obstacle or why_not(wanted.plan, wanted.key, wanted.gaps)
-        self._add(_Export(wanted.key, wanted.plan, EXECUTABLE, source, layers, form, obstacle))
+        source, form, why = weakref.ref(compiled_of(executable)), wanted.form, wanted.obstacle
+        self._add(_Export(wanted.key, wanted.devices, EXECUTABLE, source, layers, form, why))
 
     def stages(self, key: ProgramKey, plan: Plan, source: Callable[[], object]) -> None:
         """Registers the stages of a pipeline.
@@ -94,7 +82,8 @@ class Exports:
             plan: of the stages.
             source: returns the content of the file; None if its model is gone.
         """
-        self._add(_Export(key, plan, STAGES, source, obstacle=why_not(plan, key)))
+        devices, obstacle = plan.group.devices, why_not(plan, key)
+        self._add(_Export(key, devices, STAGES, source, obstacle=obstacle))
 
     def write(self, directory: str | os.PathLike[str]) -> int:
         """Writes everything that is still in use, and returns the number of executables.
@@ -147,7 +136,7 @@ def _packed(export: _Export) -> bytes | None:
 
 
 def _bytes_of(export: _Export, source: Any) -> bytes:  # a compiled program, or facts of stages
-    devices = export.plan.group.devices
+    devices = export.devices
     content = source
     if export.kind == EXECUTABLE:
         content = serialize(source, tuple(device.id for device in devices))

@@ -4,12 +4,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from millrace.compilation.executables.executable import Executable
 from millrace.programs.feeds.block import Block, BlockSlice, part_of_block
 from millrace.programs.plan import LoopForm, Plan, with_micro_batch
-from millrace.run.compiled_loop.budget import has_budget
-from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.execution_calls import APPLY, Call, CallRules, Forms, slice_calls
+from millrace.run.compiled_loop.executables import Moment
+from millrace.run.compiled_loop.execution_calls import (
+    APPLY,
+    STEP,
+    Call,
+    CallRules,
+    Forms,
+    slice_calls,
+)
 from millrace.run.compiled_loop.micro_batch import is_undecided
+from millrace.run.compiled_loop.plan_chooser import PlanChooser
 
 
 class BlockPart(NamedTuple):
@@ -20,24 +28,32 @@ class BlockPart(NamedTuple):
     block: Block
 
 
+class PlannedCall(NamedTuple):
+    """A call of an execution."""
+
+    call: Call
+    executable: Executable
+    start: int  # first step, in the block that was entered
+
+
 class BlockPlans:
     """The plans of the blocks that a runner goes through, which differ in batch and capacity."""
 
-    def __init__(self, executables: Executables, plan: Plan, single_steps: bool):
+    def __init__(self, chooser: PlanChooser, plan: Plan, single_steps: bool):
         """Begins without a block.
 
         Args:
-            executables: of the model; they trace a step to find the form of its programs.
+            chooser: of the model; its executables trace a step to find the form of its programs.
             plan: of the mode; batch and capacity are replaced by those of each block.
             single_steps: whether executions have one step.
         """
-        self._executables = executables
+        self._chooser, self._executables = chooser, chooser.executables
         self._single_steps = single_steps
         is_single = single_steps and plan.update_steps == 1
         # On CPU, where blocks are arrays of the host, a single step gets its batch, not the block.
         self.steps_apart = is_single and plan.group.platform == "cpu"
         # Without a choice to make, it always has the same call.
-        self.has_one_call = is_single and not (has_budget(plan) or is_undecided(plan))
+        self.has_one_call = is_single and not (plan.has_budget or is_undecided(plan))
         self.base = plan
         self.of_block = plan
         self.forms = Forms(LoopForm(unroll=None), None, update_fits_one_call=True)
@@ -45,6 +61,7 @@ class BlockPlans:
         self._has_block = False
         self._entered: object = None  # what decided the plan of the present block
         self._part: BlockPart | None = None
+        self._step: tuple[Moment, Executable] | None = None  # of the block that was entered
 
     def extend_records(self, longest: int) -> bool:
         """Makes sure that a call can return the results of `longest` steps, if plans want them.
@@ -62,8 +79,8 @@ class BlockPlans:
 
     def calls(
         self, slices: Iterable[BlockSlice], rules: CallRules, enter: Callable[[Block], object]
-    ) -> Iterator[tuple[Call, int]]:
-        """Yields the calls of an execution, each with its first step in the block that was entered.
+    ) -> Iterator[PlannedCall]:
+        """Yields the calls of an execution.
 
         Args:
             slices: of the execution. Blocks that do not keep to a budget are entered in parts.
@@ -76,22 +93,31 @@ class BlockPlans:
             while start < end:
                 block, offset = self._part_with(block_slice.block, start)
                 enter(block)
-                if self._executables.shortened.get(block.spec, block.capacity) < block.capacity:
+                if self._chooser.shortened.get(block.spec, block.capacity) < block.capacity:
                     continue  # in shorter parts: memory was counted for the first time
                 steps = min(end, offset + block.capacity) - start
                 first = (start - offset) % rules.replicas
                 calls, after = slice_calls(rules, self.forms, begun, first, steps)
-                if not self._executables.stays_within_budget(self.of_block, calls):
+                plans = self._chooser.of_calls(self.of_block, calls)
+                if plans is None:
                     continue
-                for call in calls:
-                    yield call, start - offset + call.start
+                for call, plan in zip(calls, plans, strict=True):
+                    executable = self._executables.of_call(plan, call)
+                    yield PlannedCall(call, executable, start - offset + call.start)
                 begun, start = after, start + steps
         if begun is not None:  # the data ended within an update, which has fewer steps
-            yield APPLY, 0
+            yield PlannedCall(APPLY, self._chooser.find(self.of_block, APPLY), 0)
+
+    def one_call(self, start: int) -> PlannedCall:
+        """Returns the call of a step of the block that was entered, where it is always the same."""
+        now = self._executables.now()
+        if self._step is None or self._step[0] != now:
+            self._step = now, self._executables.of_call(self.of_block, STEP)
+        return PlannedCall(STEP, self._step[1], start)
 
     def _part_with(self, block: Block, start: int) -> tuple[Block, int]:
         """Returns the part of a block that has a step, and the part's first step."""
-        steps = self._executables.shortened.get(block.spec, block.capacity)
+        steps = self._chooser.shortened.get(block.spec, block.capacity)
         if steps >= block.capacity:
             return block, 0
         offset = min(start - start % steps, block.capacity - steps)
@@ -106,7 +132,7 @@ class BlockPlans:
 
     def enter(self, block: Block) -> None:
         """Sets `of_block` and `forms` for `block`. Its first plan may take a trace."""
-        shape = (block.spec, block.capacity, block.spec in self._executables.shortened)
+        shape = (block.spec, block.capacity, block.spec in self._chooser.shortened)
         entered = (self.base, *shape, self._executables.now())
         if entered == self._entered:  # by identity, mostly: the plan stays the same object
             return
@@ -116,11 +142,11 @@ class BlockPlans:
             self.base = replace(self.base, tapped=True)
             self.extend_records(self._longest)
             plan = self._plan_of(block)
-        plan = self._executables.in_bytes(self._executables.decided(plan, self._single_steps))
+        plan = self._chooser.of_block(plan, self._single_steps)
         self._entered = (self.base, *shape, self._executables.now())
         if self._has_block and plan == self.of_block:
             return  # keeps the plan object: executables are looked up by its identity
-        self.of_block, self._has_block = plan, True
+        self.of_block, self._has_block, self._step = plan, True, None
         form = self._executables.form(plan)
         # Unrolled code contains whole updates; an update that is longer runs in several calls.
         rounds = plan.update_steps // plan.replicas
@@ -128,7 +154,7 @@ class BlockPlans:
         self.forms = Forms(form, self._executables.max_tapped_steps(plan), fits)
 
     def _plan_of(self, block: Block) -> Plan:
-        is_shortened = block.spec in self._executables.shortened
+        is_shortened = block.spec in self._chooser.shortened
         capacity = 1 if self.steps_apart else block.capacity
         return replace(self.base, batch=block.spec, capacity=capacity, is_shortened=is_shortened)
 

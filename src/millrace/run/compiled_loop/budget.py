@@ -15,7 +15,6 @@ more, to run.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from millrace._compat.jax_executables import requirement, sizes_of
@@ -25,9 +24,9 @@ from millrace.compilation.executables.executable import Executable, compiled_of
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import log_line
 from millrace.errors import PlanError
-from millrace.programs.plan import Plan, Recompute
-from millrace.programs.recomputation.choices import Choices
-from millrace.run.compiled_loop.execution_calls import ProgramName
+from millrace.programs.plan import Plan, with_choice
+from millrace.run.compiled_loop.executables import Executables
+from millrace.run.compiled_loop.execution_calls import Call, ProgramName
 
 _NEAR = 3  # last choices that are all tried before a budget is refused
 _NEARLY = 0.9  # of a budget: a choice that takes less is compared with a cheaper one
@@ -76,51 +75,32 @@ class LeastProgram(NamedTuple):
     executable: Executable
 
 
-def has_budget(plan: Plan) -> bool:
-    """Whether a budget decides what the programs of a plan recompute."""
-    return plan.recompute is not None and plan.recompute.budget is not None
+class ChosenPlan(NamedTuple):
+    """A plan with a choice that stays within its budget."""
 
-
-def is_trial(plan: Plan) -> bool:
-    """Whether the programs of a plan are compiled for their memory only."""
-    return plan.recompute is not None and plan.recompute.is_trial
-
-
-def with_choice(plan: Plan, number: int, is_trial: bool = False) -> Plan:
-    """Returns the plan with one choice in place of the budget; choice 0 recomputes nothing."""
-    chosen = Recompute(choice=number, is_trial=is_trial) if number or is_trial else None
-    return replace(plan, recompute=chosen)
+    plan: Plan
+    extra_flops: float  # of a step, as a share of the step's
+    nbytes: int  # of the budget
 
 
 def within_budget(
-    plan: Plan,
-    program: ProgramName,
-    choices: Choices | None,
-    find: Callable[[Plan], Executable],
-    arguments: int,
-    model: str,
-    log: CompileLog,
-    tick: Callable[[str], object],
-) -> tuple[Executable, float, int]:
-    """Finds the program with the fewest FLOPs that stays within a plan's budget, and logs it.
+    plan: Plan, call: Call, executables: Executables, tick: Callable[[str], object]
+) -> ChosenPlan:
+    """Chooses the program with the fewest FLOPs that stays within a plan's budget, and logs it.
 
     Args:
         plan: has a budget.
-        program: `run` or `accumulate`.
-        choices: of its step; None if it is not differentiated.
-        find: compiles the program of a plan that has a choice.
-        arguments: estimated bytes of the program's arguments.
-        model: name of the model.
-        log: records the choice.
+        call: of the program, which has steps.
+        executables: of the model.
         tick: called with each attempt before it is compiled.
 
     Returns:
-        The program, the FLOPs that it adds to a step, as a share of the step's, and the bytes of
-        the budget.
+        The plan; its program has been compiled.
 
     Raises:
         OverBudgetError: if even the choice of least memory exceeds the budget.
     """
+    choices, log, model = executables.choices(plan), executables.log, executables.model.name
     budget = (plan.recompute.budget if plan.recompute is not None else None) or 0
     given = choices.choices if choices is not None else ()
     predicted = [choice.peak_bytes for choice in given] or [0]
@@ -129,7 +109,7 @@ def within_budget(
 
     def measure(number: int, is_trial: bool) -> int:
         tick(attempt(attempts, "usually of 2 to 5"))
-        compiled[number] = find(with_choice(plan, number, is_trial))
+        compiled[number] = executables.of_call(with_choice(plan, number, is_trial), call)
         attempts.append(requirement(compiled_of(compiled[number])))
         return attempts[-1]
 
@@ -137,18 +117,19 @@ def within_budget(
         search = Search(predicted, budget, measure)
         try:
             number = search.run(
-                arguments, lambda number: sizes_of(compiled_of(compiled[number])).temporary_bytes
+                executables.state_bytes + plan.capacity * plan.batch.nbytes,
+                lambda number: sizes_of(compiled_of(compiled[number])).temporary_bytes,
             )
         except OverBudgetError as error:
             smallest = min(search.peaks, key=search.peaks.__getitem__)
-            error.programs = LeastProgram(program, plan, compiled[smallest])
+            error.programs = LeastProgram(call.program, plan, compiled[smallest])
             raise
-        trial.chosen = with_choice(plan, number)
+        chosen = trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))
     extra = 0.0 if choices is None else choices.extra(number)
     text = "nothing is run again" if choices is None else choices.describe(number)
     announce(BudgetChoice(model, budget, peak, extra, text), log)
-    return compiled[number], extra, search.limit
+    return ChosenPlan(chosen, extra, search.limit)
 
 
 def attempt(peaks: Sequence[int], details: str) -> str:

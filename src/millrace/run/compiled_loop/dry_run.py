@@ -12,8 +12,8 @@ from millrace.programs.plan import Plan
 from millrace.programs.replicas.placement import specs_of_programs
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.block_plans import BlockPlans
-from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.execution_calls import Call, CallRules, ProgramName
+from millrace.run.compiled_loop.execution_calls import APPLY, CallRules, ProgramName
+from millrace.run.compiled_loop.plan_chooser import PlanChooser
 from millrace.run.compiled_loop.protocol import ExecutionSteps
 
 
@@ -38,16 +38,16 @@ class LoopPrograms(NamedTuple):
 class LoopDryRun:
     """The dry run of a model in one piece."""
 
-    def __init__(self, executables: Executables, plan: Plan, single_steps: bool):
+    def __init__(self, chooser: PlanChooser, plan: Plan, single_steps: bool):
         """Begins as a new runner does.
 
         Args:
-            executables: of the runner, which shares all that is compiled.
+            chooser: of the runner, which shares all that is compiled.
             plan: of the mode, for any block.
             single_steps: whether executions have one step.
         """
-        self._executables = executables
-        self._blocks = BlockPlans(executables, plan, single_steps)
+        self._chooser, self._executables = chooser, chooser.executables
+        self._blocks = BlockPlans(chooser, plan, single_steps)
         self._single_steps = single_steps
 
     def programs(self, state: State, execution: ExecutionSteps) -> LoopPrograms:
@@ -65,23 +65,20 @@ class LoopDryRun:
             rules = CallRules.of(
                 blocks.base, self._single_steps, execution.longest, execution.chunk
             )
-            for call, _ in blocks.calls(execution.slices, rules, blocks.enter):
-                self._compile(call, compiled)
+            for call, executable, _ in blocks.calls(execution.slices, rules, blocks.enter):
+                is_loop = blocks.forms.form.is_loop
+                found = CompiledCall(call.program, executable, call.steps, is_loop)
+                compiled[id(executable)] = found
         finally:
             self._executables.forget()
         plan = blocks.of_block
         return LoopPrograms(
             plan,
             tuple(compiled.values()),
-            lambda: self._executables.apply(plan),
-            self._executables.extra_flops(plan),
+            lambda: self._chooser.find(plan, APPLY),
+            self._chooser.extra_flops(plan),
         )
 
     def compile(self, state: State, execution: ExecutionSteps) -> None:
         """Compiles the programs of an execution, for its runner to find."""
         self.programs(state, execution)
-
-    def _compile(self, call: Call, compiled: dict[int, CompiledCall]) -> None:
-        executable = self._executables.of_call(self._blocks.of_block, call)
-        is_loop = self._blocks.forms.form.is_loop
-        compiled[id(executable)] = CompiledCall(call.program, executable, call.steps, is_loop)

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from millrace.programs.plan import LoopForm, Mode, Plan
 
 ProgramName = Literal["run", "zeros", "accumulate", "apply"]
+WITH_STEPS = ("run", "accumulate")
 
 
 class Call(NamedTuple):

@@ -12,14 +12,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_memory import memory_limit
 from millrace.base.records.memory_report import BudgetChoice
-from millrace.compilation.executables.executable import Executable, compiled_of
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import search
-from millrace.programs.plan import Mode, Plan, divided, with_micro_batch
-from millrace.run.compiled_loop.budget import announce, attempt, has_budget, with_choice
+from millrace.programs.plan import Mode, Plan, divided, with_choice, with_micro_batch
+from millrace.run.compiled_loop.budget import announce, attempt
 
 logger = logging.getLogger("millrace")
 
@@ -59,18 +57,14 @@ def limit_of(plan: Plan, blocks_ahead: int, memory: int | None) -> int | None:
 
 
 def most_that_fit(
-    plans: Sequence[Plan],
-    limit: int,
-    find: Callable[[Plan], Executable],
-    model: str,
-    log: CompileLog,
+    plans: Sequence[Plan], limit: int, measure: Callable[[Plan], int], model: str, log: CompileLog
 ) -> Plan:
     """Compiles plans until it knows the first that stays within a limit, and logs it.
 
     Args:
         plans: in falling order of their memory.
         limit: bytes.
-        find: compiles the program of a plan.
+        measure: compiles the program of a plan, and returns its bytes without a budget.
         model: name of the model.
         log: records the choice.
 
@@ -83,7 +77,7 @@ def most_that_fit(
         if number not in peaks:
             plan = plans[number]
             tick(attempt([*peaks.values()], f"{plan.division.rows} rows at a time"))
-            peaks[number] = requirement(compiled_of(find(without_budget(plan))))
+            peaks[number] = measure(plan)
         return peaks[number] <= limit
 
     with (
@@ -93,11 +87,11 @@ def most_that_fit(
     ):
         number = first_that_fits([plan.division.rows for plan in plans], fits)
         if number is not None:
-            trial.chosen = without_budget(plans[number])
+            trial.chosen = with_choice(plans[number], 0)
     last = len(plans) - 1
     chosen = plans[last if number is None else number]
     peak, division = peaks[last if number is None else number], chosen.division
-    if number is None and not has_budget(chosen):
+    if number is None and not chosen.has_budget:
         logger.warning(
             "%r takes %s bytes even with one row at a time, and the device has %s. Set "
             "model.set_recomputation_options(budget=%d), or build a smaller model.",
@@ -131,8 +125,3 @@ def first_that_fits(rows: Sequence[int], fits: Callable[[int], bool]) -> int | N
         middle = (before + number) // 2
         before, number = (before, middle) if fits(middle) else (middle, number)
     return number
-
-
-def without_budget(plan: Plan) -> Plan:
-    """Returns a plan that recomputes nothing by a budget."""
-    return with_choice(plan, 0) if has_budget(plan) else plan

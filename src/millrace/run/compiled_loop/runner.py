@@ -25,10 +25,10 @@ from millrace.programs.replicas.placement import Placement
 from millrace.programs.steps.accumulate import Gradients, scale_of, weight_of
 from millrace.programs.steps.state import State
 from millrace.programs.taps.entries import Taps
-from millrace.run.compiled_loop.block_plans import BlockPlans
+from millrace.run.compiled_loop.block_plans import BlockPlans, PlannedCall
 from millrace.run.compiled_loop.dry_run import LoopDryRun
-from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.execution_calls import STEP, Call, CallRules
+from millrace.run.compiled_loop.execution_calls import CallRules
+from millrace.run.compiled_loop.plan_chooser import PlanChooser
 from millrace.run.compiled_loop.protocol import (
     BlockSpan,
     CallResult,
@@ -68,7 +68,7 @@ class ScanRunner:
 
     def __init__(
         self,
-        executables: Executables,
+        chooser: PlanChooser,
         plan: Plan,
         max_pending: int,
         single_steps: bool,
@@ -77,13 +77,13 @@ class ScanRunner:
         """Makes a runner.
 
         Args:
-            executables: of the model.
+            chooser: of the model; has its executables.
             plan: of the mode; batch and capacity are replaced by those of each block.
             max_pending: most blocks that may be queued on the device besides the current one.
             single_steps: whether executions have one step, which needs no loop around it.
             tap_sink: receives results with taps while an execution runs.
         """
-        self._executables = executables
+        self._chooser, self._executables = chooser, chooser.executables
         self._plan, self._replicas, self._update_steps = plan, plan.replicas, plan.update_steps
         self._max_pending = max_pending
         self._single_steps = single_steps
@@ -94,7 +94,7 @@ class ScanRunner:
         self._handed_over = 0  # results of a running execution that the tap_sink has
         self.halted: Halted | None = None
         self._pending: deque[Any] = deque()
-        self._blocks = BlockPlans(executables, plan, single_steps)
+        self._blocks = BlockPlans(chooser, plan, single_steps)
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
         self._leaves: Any = None  # the same, and their structure
@@ -148,13 +148,14 @@ class ScanRunner:
         if self._blocks.has_one_call and execution.longest == 1:
             for block_slice in execution.slices:
                 self._enter(block_slice.block)
-                state = self._run_updates(STEP, block_slice.start, state, results)
+                planned = self._blocks.one_call(block_slice.start)
+                state = self._run_updates(planned, state, results)
             return state
         rules = self._rules_of(execution)
-        for call, start in self._blocks.calls(execution.slices, rules, self._enter):
+        for planned in self._blocks.calls(execution.slices, rules, self._enter):
             if results and self._update is None:  # after the last call, callbacks come first
                 raise_if_interrupted()
-            state = self._calls[call.program](call, start, state, results)
+            state = self._calls[planned.call.program](planned, state, results)
             if self.halted is not None:
                 break
         return state
@@ -166,10 +167,8 @@ class ScanRunner:
             self._rules = CallRules.of(self._plan, self._single_steps, longest, chunk)
         return self._rules
 
-    def _run_updates(
-        self, call: Call, start: int, state: State, results: list[CallResult]
-    ) -> State:
-        executable = self._executables.of_call(self._blocks.of_block, call)
+    def _run_updates(self, planned: PlannedCall, state: State, results: list[CallResult]) -> State:
+        call, executable, start = planned
         batches, first = self._from(start)
         with uninterrupted():
             state, result, taps = self._call(executable, state, batches, first, call.steps)
@@ -187,22 +186,20 @@ class ScanRunner:
         self._hand_over(results)
         return state
 
-    def _open_update(
-        self, call: Call, start: int, state: State, results: list[CallResult]
-    ) -> State:
-        del start, results
+    def _open_update(self, planned: PlannedCall, state: State, results: list[CallResult]) -> State:
+        del results
         plan = self._blocks.of_block
         # Copies: each call reuses the memory of the values before it.
         before = jax.tree.map(jnp.copy, state.changing()) if plan.taps.stops else None
-        zeros = self._call(self._executables.of_call(plan, call), state)
+        zeros = self._call(planned.executable, state)
         self._update = OpenUpdate(zeros, self._current_block().spec.rows, before=before)
         return state
 
-    def _accumulate(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
+    def _accumulate(self, planned: PlannedCall, state: State, results: list[CallResult]) -> State:
+        call, executable, start = planned
         plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
-        executable = self._executables.of_call(plan, call)
         with uninterrupted():
             state, update.accumulated, result, taps = self._call(
                 executable,
@@ -221,14 +218,12 @@ class ScanRunner:
         update.spans.append((block, start, call.steps))
         return state
 
-    def _apply(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
-        del start
+    def _apply(self, planned: PlannedCall, state: State, results: list[CallResult]) -> State:
         plan, update = self._blocks.of_block, self._opened()
         scale = scale_of(plan.accumulation.reduction, update.weight, plan.replicas)
-        apply = self._executables.of_call(plan, call)
         with uninterrupted():
             state, taps = self._call(
-                apply, state, update.accumulated, np.float32(scale), update.steps
+                planned.executable, state, update.accumulated, np.float32(scale), update.steps
             )
             self._newest, self._update = state, None
             self._steps_done += update.steps
@@ -288,7 +283,7 @@ class ScanRunner:
     def dry_run(self, single_steps: bool | None = None) -> LoopDryRun:
         """Returns a dry run that compiles for this runner; see `Runner.dry_run`."""
         single = self._single_steps if single_steps is None else single_steps
-        return LoopDryRun(self._executables, self._blocks.base, single)
+        return LoopDryRun(self._chooser, self._blocks.base, single)
 
     def extend_records(self, steps: int) -> None:
         """Makes sure that a call can return the results of `steps` steps, if they are wanted."""

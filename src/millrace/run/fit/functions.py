@@ -22,6 +22,7 @@ from millrace.programs.steps.state import State, from_keras, to_keras
 from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.programs.taps.delivery import queues_of
 from millrace.run.compiled_loop.executables import Executables
+from millrace.run.compiled_loop.plan_chooser import PlanChooser
 from millrace.run.compiled_loop.protocol import (
     CallResult,
     ExecutionSteps,
@@ -82,11 +83,8 @@ class LoopFunction:
         self._has_begun = False
         self._log = controller.totals.compile_log
         exports = controller.totals.exports
-        self._executables = Executables(
-            controller.model,
-            self._log,
-            controller.functions.identity,
-            exports,
+        self._chooser = PlanChooser(
+            Executables(controller.model, self._log, controller.functions.identity, exports),
             setup.options.feed.prefetch_depth,
             controller.totals.memory,
             setup.options.feed.max_block_bytes == Feed().max_block_bytes,
@@ -297,7 +295,7 @@ class LoopFunction:
     @property
     def shortened(self) -> Mapping[BatchSpec, int]:
         """Steps of blocks that a budget makes shorter than their options."""
-        return self._executables.shortened
+        return self._chooser.shortened
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of the state in the form that variables of the model hold."""
@@ -361,7 +359,7 @@ class LoopFunction:
                 self._deliver,
             )
         return ScanRunner(
-            self._executables,
+            self._chooser,
             plan,
             max_pending=options.feed.prefetch_depth,
             single_steps=setup.steps_per_execution(self.mode) == 1,

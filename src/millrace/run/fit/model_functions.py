@@ -11,7 +11,7 @@ import numpy as np
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
 from millrace.base.pytrees import ArrayTree
-from millrace.compilation.executables.lowering import MODEL_OBJECT
+from millrace.compilation.executables.wanted import MODEL_OBJECT
 from millrace.compilation.explain.key import ObjectNumbers
 from millrace.programs.plan import BatchSpec, Mode
 from millrace.run.compiled_loop.protocol import BlockSpan, CallResult, Halted, Runner

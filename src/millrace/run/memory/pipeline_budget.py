@@ -17,15 +17,9 @@ import keras
 from millrace.base.records.memory_report import BudgetChoice
 from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import search
-from millrace.programs.plan import Plan
+from millrace.programs.plan import Plan, with_choice
 from millrace.programs.steps.state import State
-from millrace.run.compiled_loop.budget import (
-    OverBudgetError,
-    announce,
-    attempt,
-    has_budget,
-    with_choice,
-)
+from millrace.run.compiled_loop.budget import OverBudgetError, announce, attempt
 from millrace.run.memory.stage_memory import pipeline_memory
 from millrace.run.pipelines.runtime.shapes import CompiledStages, StagePrograms
 from millrace.run.processes.agreement import texts_of_all
@@ -50,7 +44,7 @@ def chooser(
     is_local = all(group.is_local for group in stages.groups)
 
     def choose(plan: Plan, state: State) -> Plan:
-        if plan.recompute is None or not has_budget(plan):
+        if plan.recompute is None or not plan.has_budget:
             return plan
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
         peaks: dict[int, int] = {}

@@ -11,7 +11,7 @@ from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
 from millrace.base.records.program_memory import ProgramMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
-from millrace.compilation.executables.log import NewExecutable
+from millrace.compilation.executables.trials import NewExecutable
 from millrace.programs.plan import Plan
 from millrace.programs.steps.program import FunctionSource
 from millrace.run.memory.function_labels import FunctionLabels

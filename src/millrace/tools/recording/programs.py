@@ -11,7 +11,7 @@ import threading
 
 from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.sinks import RecordSinks
-from millrace.compilation.executables.log import NewExecutable
+from millrace.compilation.executables.trials import NewExecutable
 from millrace.programs.plan import Mode
 from millrace.run.memory.hlo_proto import Module
 from millrace.tools.operations.groups import ProgramCount, count_operations, program_of

@@ -1,9 +1,7 @@
 """The executables of one mode of one pipelined model, made when first needed and kept."""
 
-import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,26 +12,20 @@ from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.base.collector import fewer_collections
 from millrace.base.devices import DeviceGroup
 from millrace.base.options import CompilerOptions, Pipelining
-from millrace.base.records.compilation import KeyField, ProgramKey
-from millrace.compilation.executables.executable import (
-    Executable,
-    compile_program,
-    compile_programs,
-)
+from millrace.base.records.compilation import ProgramKey
+from millrace.compilation.executables.executable import Executable
 from millrace.compilation.executables.log import CompileLog
-from millrace.compilation.executables.lowering import Request, tracing
-from millrace.compilation.explain.fingerprint import describe_model, describe_state
-from millrace.compilation.explain.key import ObjectNumbers, key_of
-from millrace.compilation.explain.walk import Description
-from millrace.compilation.export.exported import Wanted
+from millrace.compilation.executables.lowering import code_of, tracing
+from millrace.compilation.executables.wanted import Code, Wanted, of_plan
+from millrace.compilation.explain.key import ObjectNumbers
+from millrace.compilation.explain.model_keys import ModelKeys
 from millrace.compilation.export.exporting import Exports, why_not
-from millrace.errors import RecompilationError
+from millrace.compilation.finder import ProgramFinder
 from millrace.programs.plan import BatchSpec, Mode, Plan
-from millrace.programs.recomputation.boundaries import collected_boundaries
+from millrace.programs.recomputation.ignored_boundaries import IgnoredBoundaries
 from millrace.programs.steps.offload import with_moves
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
-from millrace.run.compiled_loop.executables import log_ignored_boundaries
 from millrace.run.pipelines.assignment.layer_calls import LayerCall
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.equation_stages import Marks
@@ -46,9 +38,6 @@ from millrace.run.pipelines.programs.imported_stages import (
 from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
 from millrace.run.pipelines.programs.stages import StageLayouts, StageSource, trace_stages
 
-logger = logging.getLogger("millrace")
-
-_LOADING = 4  # threads
 # builder, name, stage, group, whether non-finite values are looked for
 ExecutableKey = tuple[StageBuilder, str, int, DeviceGroup, object]
 
@@ -62,7 +51,7 @@ class ProgramMaker(NamedTuple):
 
 
 class StageExecutables:
-    """Finds, loads or compiles the executable of a stage's pass, for the devices of the stage.
+    """Finds the executable of a stage's pass, for the devices of the stage.
 
     Exported executables are loaded, with the facts about the stages that the runner needs: then
     nothing is traced.
@@ -87,13 +76,12 @@ class StageExecutables:
         self._marks: Marks | None = None  # for the first batch, and all after it
         self._log = log
         self._pipelining = pipelining
-        self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
-        # By plan: of the model before its step is traced, and of its state.
-        self._descriptions: dict[Plan, tuple[Description, tuple[KeyField, ...]]] = {}
+        self._finder = ProgramFinder(log, self._exports)
+        self._keys = ModelKeys(model, identity)
+        self._boundaries = IgnoredBoundaries(model.name)
         self._builders: dict[Any, StageBuilder] = {}
         self._layers_of: dict[int, tuple[str, ...]] = {}
-        self._has_warned = False  # about boundaries without effect
         self._executables: dict[ExecutableKey, Executable] = {}
 
     def builder(self, plan: Plan, state: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
@@ -122,15 +110,8 @@ class StageExecutables:
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         marks = self._marks_of(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
-        with (
-            tracing(self._model),
-            fewer_collections(),
-            collected_boundaries() as boundaries,
-        ):
-            builder = make_builder(self._model, plan, self._calls, marks, specs, groups)
-        if not self._has_warned:
-            self._has_warned = log_ignored_boundaries(plan, boundaries, self._model.name)
-        return builder
+        with tracing(self._model), fewer_collections(), self._boundaries.watched(plan):
+            return make_builder(self._model, plan, self._calls, marks, specs, groups)
 
     def _export_facts(
         self, builder: StageBuilder, plan: Plan, groups: Sequence[DeviceGroup]
@@ -159,13 +140,8 @@ class StageExecutables:
         """Returns the executable of a name, stage and group; `make` returns its program."""
         key = (builder, name, stage, group, looks_for_non_finite())
         if key not in self._executables:
-            wanted = self._wanted(builder, plan, group, name, stage)
-            executable = self._load(wanted)
-            if executable is None:
-                request = self._request(wanted, name, stage, make())
-                executable = compile_program(request, self._log)
-            self._executables[key] = executable
-            self._export(builder, wanted, executable)
+            wanted = self._wanted(builder, plan, group, ProgramMaker(name, stage, make))
+            self._executables[key] = self._finder.find(wanted)
         return self._executables[key]
 
     def prepare(
@@ -175,86 +151,39 @@ class StageExecutables:
         groups: Sequence[DeviceGroup],
         programs: Iterable[ProgramMaker],
     ) -> None:
-        """Loads or compiles programs in parallel, so that `find` has them.
+        """Finds the executables of programs in parallel, for `find`.
 
         Programs that do not compile are left to `find`, whose error names the task.
 
         Raises:
             RecompilationError: if one would be compiled again and recompilation is forbidden.
         """
-        missing: dict[ExecutableKey, ProgramMaker] = {}
+        wanted: dict[ExecutableKey, Wanted] = {}
         for maker in programs:
             group = groups[maker.stage]
             key = (builder, maker.name, maker.stage, group, looks_for_non_finite())
             if key not in self._executables and group.local:
-                missing[key] = maker
-        wanted = {
-            key: self._wanted(builder, plan, groups[maker.stage], maker.name, maker.stage)
-            for key, maker in missing.items()
-        }
-        executables = dict(self._loaded(wanted))
-        uncompiled = [key for key in missing if key not in executables]
-        requests = (
-            self._request(wanted[key], maker.name, maker.stage, maker.make())
-            for key in uncompiled
-            for maker in [missing[key]]
-        )
-        try:
-            executables.update(zip(uncompiled, compile_programs(requests, self._log), strict=True))
-        except RecompilationError:
-            raise
-        except Exception as error:
-            logger.debug("compiling stages one by one: %s", error)
-        self._executables.update(executables)
-        for key, executable in executables.items():
-            self._export(builder, wanted[key], executable)
-
-    def _loaded(
-        self, wanted: dict[ExecutableKey, Wanted]
-    ) -> Iterator[tuple[ExecutableKey, Executable]]:
-        """Yields the executables that another process has exported, read in parallel."""
-        if self._exports.loaded.is_empty:
-            return
-        with ThreadPoolExecutor(_LOADING, thread_name_prefix="millrace-load") as pool:
-            for key, executable in zip(wanted, pool.map(self._load, wanted.values()), strict=True):
-                if executable is not None:
-                    yield key, executable
-
-    def _load(self, wanted: Wanted) -> Executable | None:
-        if why_not(wanted.plan, wanted.key) is not None:
-            return None
-        return self._exports.loaded.executable(wanted, self._log)
-
-    def _export(self, builder: StageBuilder, wanted: Wanted, executable: Executable) -> None:
-        taps = bool(jax.tree.leaves(builder.stages.split.taps))
-        obstacle = "its layers tap values, for queues of this process" if taps else None
-        self._exports.made(wanted, executable, obstacle=obstacle)
+                wanted[key] = self._wanted(builder, plan, group, maker)
+        self._executables.update(self._finder.find_all(wanted))
 
     def _wanted(
-        self, builder: StageBuilder, plan: Plan, group: DeviceGroup, name: str, stage: int
+        self, builder: StageBuilder, plan: Plan, group: DeviceGroup, maker: ProgramMaker
     ) -> Wanted:
-        options = self._options(name, stage)
+        name, stage = maker.name, maker.stage
+        options, model = self._options(name, stage), self._model
         key = self._key(plan, f"{name} of stage {stage}", group, options)
-        gaps, layers = self._describe(plan)[0].gaps, self._layers_of.get(stage, ())
-        return Wanted(
-            key,
-            replace(plan, group=group),
-            layers=layers,
-            gaps=gaps,
-            model=self._model,
-            source=StageSource(builder.stages, name, stage),
-        )
+        gaps = self._keys.describe(plan).model.gaps
+        plan = replace(plan, group=group)
+        obstacle = why_not(plan, key, gaps)
+        if jax.tree.leaves(builder.stages.split.taps):
+            obstacle = "its layers tap values, for queues of this process"
 
-    def _request(self, wanted: Wanted, name: str, stage: int, program: Program) -> Request:
-        self._log.begin(f"{program.name} of {self._model.name!r}")
-        return Request(
-            with_moves(program),
-            wanted.plan,
-            wanted.key,
-            compiler_options=self._options(name, stage),
-            layers=wanted.layers,
-            model=self._model,
-        )
+        def make() -> Code:
+            self._log.begin(f"{key.program} of {model.name!r}")
+            return code_of(with_moves(maker.make()), plan, options)
+
+        layers, source = self._layers_of.get(stage, ()), StageSource(builder.stages, name, stage)
+        return of_plan(key, plan, make, model, obstacle, layers=layers, source=source)
 
     def _key(
         self,
@@ -264,37 +193,24 @@ class StageExecutables:
         compiler_options: CompilerOptions | None = None,
     ) -> ProgramKey:
         marks, schedule = self._marks_of(plan), self._pipelining.schedule_in_force
-        stages = "as PipelineStage says" if marks.stages is None else str(tuple(marks.stages))
-        description, state = self._describe(plan)
-        return key_of(
-            f"{plan.mode.value}_{name}",
-            self._model,
-            plan if group is None else replace(plan, group=group),
-            compiler_options=compiler_options,
-            identity=self._identity,
-            options={
-                "pipeline stages": marks.num_stages,
-                "stages of layer calls": stages,
-                # All schedules have the same programs, but setting another one traces again.
-                "pipeline_schedule": getattr(schedule, "__name__", schedule),
-            },
-            description=description,
-            state=state,
+        options = {
+            "pipeline stages": marks.num_stages,
+            "stages of layer calls": "as PipelineStage says"
+            if marks.stages is None
+            else str(tuple(marks.stages)),
+            # All schedules have the same programs, but setting another one traces again.
+            "pipeline_schedule": getattr(schedule, "__name__", schedule),
+        }
+        return self._keys.of(
+            plan, name, group=group, compiler_options=compiler_options, options=options
         )
 
     def _marks_of(self, plan: Plan) -> Marks:
-        self._describe(plan)
+        self._keys.describe(plan)
         if self._marks is None:
             self._marks = self._marks_for(plan.batch)
             self._layers_of = _layers_of(self._marks)
         return self._marks
-
-    def _describe(self, plan: Plan) -> tuple[Description, tuple[KeyField, ...]]:
-        """Describes the model before its step is traced, which may change its description."""
-        if plan not in self._descriptions:
-            model, mode = self._model, plan.mode
-            self._descriptions[plan] = describe_model(model, mode), describe_state(model, mode)
-        return self._descriptions[plan]
 
     def _options(self, name: str, stage: int) -> CompilerOptions | None:
         pipelining = self._pipelining
