@@ -77,7 +77,7 @@ def blocking(rounds: int, small: bool) -> list[str]:
 
     def between(self: FitCheckpoints, *position: Any) -> None:
         """Times a save after every other step, and a bare copy after those in between."""
-        self._saver.wait()  # as if the one before had ended long ago
+        self._saver.writer.wait()  # as if the one before had ended long ago
         state = loop_state(self._controller.model)
         values = jax.tree.leaves(jax.block_until_ready(state))
         begin = time.perf_counter()

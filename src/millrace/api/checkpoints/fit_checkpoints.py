@@ -217,7 +217,7 @@ class FitCheckpoints:
             if _is_saved(error):
                 with at_once():  # another Ctrl-C ends it
                     self._save_interrupted()
-            self._saver.wait()
+            self._saver.writer.wait()
         except CheckpointError as failure:
             if error is None:
                 raise
@@ -229,7 +229,7 @@ class FitCheckpoints:
         if self._data.position is None or (self._saved is not None and not self._is_resumed):
             return
         self._write(self._parts.values())
-        self._saver.wait()
+        self._saver.writer.wait()
         self._saver.say_saved(self._parts.step)
 
     def _resume(self, epochs: ResumableEpochs, saved: SavedTraining) -> None:
@@ -296,16 +296,16 @@ class FitCheckpoints:
         is_leaving = bool(signal) and process_count() > 1  # one process saves where it ends
         if (is_leaving or is_due) and not saver.postpones(parts.step):
             begin = time.perf_counter()
-            saver.wait()
+            saver.writer.wait()
             values = parts.values()
             self.blocked_seconds = time.perf_counter() - begin
             self._write(values)
         if is_leaving:
-            saver.wait()
+            saver.writer.wait()
             saver.say_saved(parts.step)
             self._data.position = None
             self._termination.leave(signal)
-        saver.check()
+        saver.writer.check()
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._data.position is not None:

@@ -35,7 +35,7 @@ class FitData:
     def __init__(self, epochs: ResumableEpochs | None):
         self.epochs = epochs
         self.position: EpochPosition | None = None  # None while there is nothing to save
-        self._facts = {} if epochs is None else epochs.facts()
+        self.facts = {} if epochs is None else epochs.facts()  # what identifies the data
         self._dataset = None if self._adapter is None else DataState(self._adapter)
         self._running: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
@@ -55,10 +55,6 @@ class FitData:
         dataset = None if self._dataset is None else copied(self._dataset.get())
         self._before, self._running = self._running, {**self._now(), "dataset": dataset}
 
-    def facts(self) -> dict[str, str]:
-        """Returns what identifies the data, by name."""
-        return self._facts
-
     def get(self) -> dict[str, Any]:
         """Returns the position, and the states."""
         position = self.position
@@ -75,7 +71,7 @@ class FitData:
 
     def check(self, facts: Any, values: Any, comparison: Comparison) -> None:
         """Refuses other data, as far as both are known."""
-        for name, now in self._facts.items():
+        for name, now in self.facts.items():
             before = facts.get(name, "unknown")
             if before != now and "unknown" not in (before, now):
                 raise CheckpointError(

@@ -52,13 +52,7 @@ class FitParts:
         callbacks: Sequence[keras.callbacks.Callback],
         progress: Progress,
     ):
-        """Finds them, and what they are.
-
-        Args:
-            controller: of the model.
-            callbacks: of the fit, whose training has begun.
-            progress: of the fit.
-        """
+        """Finds them, and what they are, when all callbacks know that the training has begun."""
         self.progress = progress
         self.model, self._metrics = ModelValues(controller), MetricValues(controller)
         self.data, self.validation = (
@@ -75,7 +69,7 @@ class FitParts:
             Part("model", model.get, model.put, model.facts, model.check, is_model=True),
             Part("metrics", self._metrics.get, self._metrics.put, is_model=True),
             Part("callbacks", self.callbacks.get, self.callbacks.set),
-            Part("data", data.get, data.put, data.facts, data.check),
+            Part("data", data.get, data.put, lambda: data.facts, data.check),
             Part("validated", self.validation.get, self.validation.put),
         )
         self._parts = {part.name: part for part in parts}

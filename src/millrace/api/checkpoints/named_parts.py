@@ -178,8 +178,7 @@ def _values_part(values: MutableMapping[str, Any] | None) -> Part:
 def random_part(draws: bool = False) -> Part:
     """The generators of random numbers that all code shares, and copies of replicas of seeds.
 
-    Args:
-        draws: whether data has brought the host's generators where they have to be.
+    Where data draws from them, it has brought those of the host where they have to be.
     """
 
     def values() -> dict[str, Any]:

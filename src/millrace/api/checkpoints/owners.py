@@ -34,12 +34,7 @@ class Owner:
         self.is_optimizer = isinstance(owner, Optimizer)
 
     def find_variables(self, seen: set[int], of_all: Mapping[str, list[keras.Variable]]) -> None:
-        """Finds the variables that no object before has.
-
-        Args:
-            seen: addresses of those that one has; gets those of this object.
-            of_all: variables of all objects, by the names of object and role.
-        """
+        """Finds the variables that none of those before has seen, and keeps those of all."""
         self._all, self.variables = of_all, {}
         for name, variables in self._found():
             new = {id(each): each for each in variables if id(each) not in seen}

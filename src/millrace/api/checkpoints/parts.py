@@ -11,7 +11,7 @@ restore(...) puts the values back
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,11 @@ class Comparison:
             f"{before} there. Nothing has been changed. {self.advice}"
         )
 
-    def check_names(self, kind: str, saved: Iterable[str], own: Iterable[str]) -> None:
+    def check_names(self, kind: str, saved: Collection[str], own: Collection[str]) -> None:
         """Refuses names that were not saved, or are not given: raises the first difference."""
-        for name in saved:
+        for name in (*saved, *own):
             if name not in own:
                 raise self.difference(f"{kind} {name}", "saved", "not named")
-        for name in own:
             if name not in saved:
                 raise self.difference(f"{kind} {name}", "not saved", "named")
 
@@ -99,13 +98,9 @@ def kept_values(parts: Iterable[Part]) -> dict[str, Any]:
 def snapshot_of(
     parts: Iterable[Part], facts: Mapping[str, Any], values: Mapping[str, Any], **place: Any
 ) -> Snapshot:
-    """Returns what is written of parts; that of models is a copy already, and the rest is copied.
+    """Returns what is written of parts: facts and values by name, and further fields.
 
-    Args:
-        parts: of the training.
-        facts: of them, by name.
-        values: likewise.
-        place: further fields of a snapshot: the kind of the checkpoint, and its steps.
+    The values of models are copies already, and the rest is copied here.
     """
     of_model = {part.name for part in parts if part.is_model}
     others = {name: value for name, value in values.items() if name not in of_model}
@@ -154,13 +149,9 @@ def newest_training(
 ) -> SavedTraining | None:
     """Returns the newest checkpoint, the same in all processes of a run.
 
-    Args:
-        directory: of the checkpoints.
-        kind: of the training.
-        check_form: raises a ValueError for values of another form.
-
     Raises:
-        CheckpointError: if it is of the other kind, or processes find different ones.
+        CheckpointError: if it is of the other kind, or processes find different ones, or
+            `check_form` raises a ValueError.
     """
     found = directory.newest()
     own = "none" if found is None else f"step {found[0].manifest.step}"

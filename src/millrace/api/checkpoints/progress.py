@@ -38,14 +38,6 @@ class Progress:
         callbacks: Sequence[keras.callbacks.Callback],
         last_epoch: int,
     ):
-        """Counts a call.
-
-        Args:
-            controller: of the model.
-            directory: of the checkpoints.
-            callbacks: of the fit.
-            last_epoch: the number with which the last epoch ends.
-        """
         key = os.path.realpath(directory)
         self._histories = _ended.setdefault(controller, {}).setdefault(key, [])
         self._owner = next((c for c in callbacks if isinstance(c, keras.callbacks.History)), None)
@@ -53,7 +45,7 @@ class Progress:
         self.fit = len(self._histories) + 1
         self._before = 0  # steps of earlier calls
         self.steps_before = 0  # steps of the training before the running epoch
-        self.epoch, self.last_epoch = 0, last_epoch
+        self.epoch, self.last_epoch = 0, last_epoch  # the running one; the number of the end
         self.is_last = False  # whether no epoch follows
         self.is_stopped = False  # whether a callback has ended this one
         self.is_before = False  # whether this call had ended when the checkpoint was written

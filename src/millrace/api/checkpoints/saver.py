@@ -40,17 +40,10 @@ class Saver:
     """
 
     def __init__(self, directory: CheckpointDirectory, options: SaveOptions, is_quiet: bool):
-        """Begins.
-
-        Args:
-            directory: of the checkpoints.
-            options: when they are written.
-            is_quiet: whether the log alone says where the training continues.
-        """
         self.directory, self.options = directory, options
         self.writes = process_index() == 0
-        self._writer = CheckpointWriter(directory, options.in_thread)
-        self._is_quiet = is_quiet
+        self.writer = CheckpointWriter(directory, options.in_thread)
+        self._is_quiet = is_quiet  # whether the log alone says where the training continues
         self._steps = 0  # of the training, when it was last asked
         self._written = time.monotonic()
         self._is_alone = process_count() == 1
@@ -97,27 +90,19 @@ class Saver:
 
         With several processes the training waits, too, since they leave together.
         """
-        if not self._writer.is_busy or not self._is_alone:
+        if not self.writer.is_busy or not self._is_alone:
             return False
         self._waits = True
         if not self._has_postponed:
+            self._has_postponed = True
             self._say_postponed(step)
-        self._has_postponed = True
         return True
 
     def write(self, make: Callable[[], Snapshot]) -> None:
         """Waits for the write before, begins another, and counts the seconds from now."""
         self._written, self._waits = time.monotonic(), False
         if self.writes:
-            self._writer.write(make())
-
-    def wait(self) -> None:
-        """Waits for a write that is under way, and raises its error."""
-        self._writer.wait()
-
-    def check(self) -> None:
-        """Raises the error of a write that has ended."""
-        self._writer.check()
+            self.writer.write(make())
 
     def _say_postponed(self, step: int) -> None:
         """Says that writing a checkpoint takes longer than training until the next one."""

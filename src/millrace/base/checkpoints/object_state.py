@@ -60,14 +60,8 @@ class ObjectState:
     """The attributes of an object, and what they were at one time."""
 
     def __init__(self, owner: Any, by_methods: bool = False):
-        """Looks at the attributes.
-
-        Args:
-            owner: of the attributes.
-            by_methods: whether an object with `get_state()` and `set_state(state)` is saved by
-                these instead.
-        """
         self.owner = owner
+        # An object with `get_state()` and `set_state(state)` may be saved by these instead.
         self._by_methods = by_methods and has_state(owner)
         self._begin = {name: _mark(value) for name, value in _attributes(owner)}
         self._firsts = {

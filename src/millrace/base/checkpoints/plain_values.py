@@ -57,15 +57,14 @@ def encode(value: object, arrays: list[np.ndarray], depth: int = 0) -> WrittenVa
         return number if math.isfinite(number) else {"float": str(number)}
     if kind is bytes:
         return {"bytes": base64.b64encode(cast(bytes, value)).decode()}
-    if kind in (list, tuple):
-        items = [encode(each, arrays, depth + 1) for each in cast(Sequence[object], value)]
-        return items if kind is list else {"tuple": items}
-    if kind in (set, frozenset, deque):
-        many = cast(Iterable[object], value)
-        items = [encode(each, arrays, depth + 1) for each in many]
+    if kind in (list, tuple, set, frozenset, deque):
+        items = [encode(each, arrays, depth + 1) for each in cast(Iterable[object], value)]
+        if kind is list:
+            return items
         if kind is deque:
             return {"deque": [cast("deque[object]", value).maxlen, items]}
-        return {kind.__name__: sorted(items, key=str)}  # the order differs between processes
+        # The order of a set differs between processes.
+        return {kind.__name__: items if kind is tuple else sorted(items, key=str)}
     if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
         pairs = cast(dict[object, object], value).items()
         return {"dict": [[encode(each, arrays, depth + 1) for each in pair] for pair in pairs]}
