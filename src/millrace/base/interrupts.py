@@ -210,7 +210,7 @@ def terminated_by(deadline_seconds: float, is_agreed: bool) -> Iterator[Terminat
         return
     try:
         # Instead of the system's, or of one that jax.distributed has installed in C++.
-        _handle(TERMINATION, signal.SIGTERM, termination.handle, signal.SIG_DFL)
+        _handle(TERMINATION, signal.SIGTERM, termination.handle, _signal.SIG_DFL)
         _termination = termination
         yield termination
     finally:

@@ -46,6 +46,10 @@ class Execution:
         self.logs: ArrayTree = None
         self.missing = 0  # steps without a batch, once the data has run out
 
+    def as_keras(self) -> tuple[int, int, "Execution"]:
+        """Returns what Keras's loop draws: the first and the last step, and their source."""
+        return self.begin, max(self.begin + self.steps - 1, 0), self
+
     def take(self) -> Iterator[BlockSlice]:
         """Yields the execution's slices as they become ready."""
         left = self.steps
