@@ -89,7 +89,8 @@ def _asking(original: Callable[..., object]) -> Callable[..., object]:
             # `fit` makes the iterator of its validation data itself.
             name = "test" if loop.name == "train" and loop.iterators else loop.name
             loop.iterators += 1
-            own = make(loop.model, name, signature.bind(*args, **kwargs).arguments)
+            given = signature.bind(*args, **kwargs).arguments if args else kwargs
+            own = make(loop.model, name, given)
         return original(*args, **kwargs) if own is None else own
 
     return epoch_iterator

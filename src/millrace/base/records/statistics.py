@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from millrace.base.records.memory import bytes_text
@@ -37,7 +37,8 @@ class FeedStatistics:
 
 def _added(statistics: FeedStatistics) -> tuple[Any, ...]:
     """Returns the fields that are added up."""
-    return astuple(statistics)[:-1]
+    values = [getattr(statistics, each.name) for each in fields(statistics)]
+    return tuple(values[:-1])
 
 
 @dataclass(frozen=True, slots=True)

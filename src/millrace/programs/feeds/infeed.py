@@ -90,6 +90,14 @@ class Infeed:
             steps -= count
             yield block_slice
 
+    def at_hand(self) -> BlockSlice | None:
+        """Takes the next step if it is in the block of the one before; None where it is not."""
+        block = self._current
+        if block is None or self._used >= block.steps:
+            return None
+        self._used += 1
+        return BlockSlice(block, block.first + self._used - 1, 1)
+
     def has_more(self) -> bool:
         """Waits until it is known whether another step follows."""
         return self._block() is not None

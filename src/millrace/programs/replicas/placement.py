@@ -110,6 +110,7 @@ class Placement:
         self._outer: State | None = None  # the state that Keras received last
         self._inner: State | None = None  # the same in the form that programs take
         self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
+        self._placed: list[jax.sharding.Sharding] = []  # of a state that was in place
 
     @property
     def parts(self) -> tuple[jax.Array, ...]:
@@ -124,13 +125,17 @@ class Placement:
         """Returns a state of Keras in the form that programs take."""
         if state is self._outer and self._inner is not None:
             return self._inner
+        current = [value.sharding for value in jax.tree.leaves(state)]
+        if current == self._placed:  # as in each call of evaluate but the first
+            return state
         wanted = layouts(self._plan, state)
         if self._plan.replicas > 1:
             parts = self._metric_parts(state.metric)
             return jax.tree.map(put_on, state, wanted).replace(metric_parts=parts)
-        if all(map(_is_placed, jax.tree.leaves(state), jax.tree.leaves(wanted))):
-            return state
-        return jax.tree.map(put_on, state, wanted)
+        if not all(map(_is_placed, current, jax.tree.leaves(wanted))):
+            return jax.tree.map(put_on, state, wanted)
+        self._placed = current
+        return state
 
     def leave(self, inner: State) -> State:
         """Returns a state of programs in the form that Keras keeps."""
@@ -156,7 +161,6 @@ class Placement:
         return [spread(value, group, "metric", part) for value, part in pairs]
 
 
-def _is_placed(value: jax.Array, layout: jax.sharding.Sharding) -> bool:
+def _is_placed(current: jax.sharding.Sharding, layout: jax.sharding.Sharding) -> bool:
     """Whether a value is on the one device of a layout, in the same memory."""
-    current = value.sharding
     return current.device_set == layout.device_set and current.memory_kind == layout.memory_kind

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millrace.compilation.executables.executable import Executable
 from millrace.programs.feeds.block import Block, BlockSlice, part_of_block
@@ -59,7 +59,7 @@ class BlockPlans:
         self.forms = Forms(LoopForm(unroll=None), None, update_fits_one_call=True)
         self._longest = 1
         self._has_block = False
-        self._entered: object = None  # what decided the plan of the present block
+        self._entered: tuple[Any, ...] | None = None  # what decided the plan of the present block
         self._part: BlockPart | None = None
         self._step: tuple[Moment, Executable] | None = None  # of the block that was entered
 
@@ -115,6 +115,14 @@ class BlockPlans:
             self._step = now, self._executables.of_call(self.of_block, STEP)
         return PlannedCall(STEP, self._step[1], start)
 
+    def again(self, block: Block) -> Executable | None:
+        """Returns the program of a step if it is that of the step before; None if it may not be."""
+        if self._step is None or self._entered is None or self.of_block.tapped:
+            return None
+        base, spec, capacity, _, now = self._entered
+        is_same = base is self.base and spec is block.spec and capacity == block.capacity
+        return self._step[1] if is_same and now == self._executables.now() else None
+
     def _part_with(self, block: Block, start: int) -> tuple[Block, int]:
         """Returns the part of a block that has a step, and the part's first step."""
         steps = self._chooser.shortened.get(block.spec, block.capacity)
@@ -134,7 +142,8 @@ class BlockPlans:
         """Sets `of_block` and `forms` for `block`. Its first plan may take a trace."""
         shape = (block.spec, block.capacity, block.spec in self._chooser.shortened)
         entered = (self.base, *shape, self._executables.now())
-        if entered == self._entered:  # by identity, mostly: the plan stays the same object
+        if entered == self._entered:
+            self._entered = entered  # `again` compares by identity
             return
         plan = self._plan_of(block)
         if not plan.tapped and self._executables.taps_values(_undivided(plan)):

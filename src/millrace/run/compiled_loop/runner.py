@@ -19,7 +19,7 @@ from millrace._compat.jax_memory import in_device_memory
 from millrace.base.interrupts import raise_if_interrupted, uninterrupted
 from millrace.base.pytrees import ArrayTree
 from millrace.compilation.executables.executable import Executable
-from millrace.programs.feeds.block import Block, Destination
+from millrace.programs.feeds.block import Block, BlockSlice, Destination
 from millrace.programs.plan import Plan
 from millrace.programs.replicas.placement import Placement
 from millrace.programs.steps.accumulate import Gradients, scale_of, weight_of
@@ -45,6 +45,7 @@ from millrace.run.timing.measurement import Measurement
 from millrace.run.timing.tracer import Tracer
 
 BatchTree = TypeVar("BatchTree")
+_ONE = np.int32(1)
 _CALLS = 16  # spans that a trace is expected to have
 
 
@@ -143,6 +144,32 @@ class ScanRunner:
         self._executables.returned(state)
         self._first = self._newest = None
         return self._placement.leave(state), results
+
+    def again(self, state: State, step: BlockSlice) -> tuple[State, CallResult] | None:
+        """Runs one step as the step before has run; None if anything but its batch is another.
+
+        Where each step is an execution, a plan for each would take longer than the step of a small
+        model. Nothing waits for the device: `step` is of the block before, or the result of the
+        block before has been read.
+        """
+        executable = self._blocks.again(step.block)
+        if executable is None or self.tracer is not None or self.is_timed:
+            return None
+        if not self._executables.knows(state):
+            return None
+        if step.block is not self._block:
+            self._block, self._batches = step.block, step.block.batches
+            self._leaves = jax.tree.flatten(self._batches)
+        batches, first = self._from(step.start)
+        self._first, self._newest, self._update, self._steps_done = state, None, None, 0
+        self.dispatches += 1
+        with uninterrupted():
+            state, result, taps = executable(state, batches, np.int32(first), _ONE)
+            self._newest = state
+            self._steps_done = 1
+        self._executables.returned(state)
+        self._first = self._newest = None
+        return state, self._result_of(result, taps, step.start, 1, 1)
 
     def _run(self, state: State, execution: ExecutionSteps, results: list[CallResult]) -> State:
         if self._blocks.has_one_call and execution.longest == 1:

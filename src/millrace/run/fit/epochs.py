@@ -123,6 +123,11 @@ class FeedEpochIterator(EpochIterator):
         """The number of the running epoch, from 1."""
         return self._place.number
 
+    @property
+    def open_infeed(self) -> Infeed | None:
+        """The epoch's infeed; None before the first step is taken."""
+        return self._feed.infeed
+
     def infeed(self) -> Infeed:
         """Returns the epoch's infeed, which starts when the first step is taken."""
         if self._feed.infeed is not None:

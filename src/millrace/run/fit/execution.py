@@ -25,6 +25,11 @@ class FedEpoch(Protocol):
         """The loop that the batches are for."""
         ...
 
+    @property
+    def open_infeed(self) -> Infeed | None:
+        """The epoch's infeed; None before the first step is taken."""
+        ...
+
     def infeed(self) -> Infeed:
         """Returns the epoch's infeed, which starts when the first step is taken."""
         ...
@@ -57,6 +62,11 @@ class Execution:
             left -= block_slice.count
             yield block_slice
         self.missing = left
+
+    def at_hand(self) -> BlockSlice | None:
+        """Takes the step of an execution of one step, if nothing has to be waited for."""
+        infeed = self._epoch.open_infeed if self.steps == 1 else None
+        return None if infeed is None else infeed.at_hand()
 
     def check_mode(self, mode: Mode) -> None:
         """Refuses batches that were made for another loop.
