@@ -47,6 +47,71 @@ def test_train_on_batch(strategy, weights):
     assert int(model.optimizer.iterations) == 3
 
 
+def test_calls_see_what_is_changed_between_them(strategy):
+    reference, model = pair(BINARY, strategy, steps_per_execution=1)
+    x, y = BINARY.data(4).values()
+
+    def call(each):
+        predicted = each.predict_on_batch(x)
+        return [each.train_on_batch(x, y), each.test_on_batch(x, y), *predicted.ravel().tolist()]
+
+    def halve_weights(each):
+        each.set_weights([value / 2 for value in each.get_weights()])
+
+    def learn_faster(each):
+        each.optimizer.learning_rate = 0.25
+
+    def freeze(each):
+        each.layers[0].trainable = False
+        each.compile("sgd", "mse")
+
+    def fit(each):
+        each.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+
+    for change in (lambda each: None, halve_weights, learn_faster, freeze, fit):
+        change(reference)
+        change(model)
+        for _ in range(2):
+            cases.assert_close(call(model), call(reference), name=change.__name__)
+    assert_same_state(model, reference)
+
+
+def test_batches_of_doubles(strategy):
+    reference, model = pair(BINARY, strategy)
+    x, y = (leaf.astype("float64") for leaf in BINARY.data(4).values())
+    for _ in range(3):
+        cases.assert_close(model.train_on_batch(x, y), reference.train_on_batch(x, y))
+
+
+def test_a_method_of_the_user_is_called(strategy):
+    class Counted(keras.Sequential):
+        calls = 0
+
+        def train_on_batch(self, *args, **kwargs):
+            self.calls += 1
+            return super().train_on_batch(*args, **kwargs)
+
+    with strategy.scope():
+        model = Counted([keras.Input((6,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for _ in range(3):
+        model.train_on_batch(np.ones((4, 6)), np.ones((4, 1)))
+    assert model.calls == 3
+
+
+def test_the_batch_of_a_call_may_be_filled_again(strategy):
+    reference, model = pair(BINARY, strategy)
+    x, y = BINARY.data(8).values()
+    buffer = np.empty_like(x[:4])
+    for begin in (0, 4, 0, 4):
+        buffer[:] = x[begin : begin + 4]
+        found = model.train_on_batch(buffer, y[begin : begin + 4])
+        cases.assert_close(
+            found, reference.train_on_batch(x[begin : begin + 4], y[begin : begin + 4])
+        )
+    assert_same_state(model, reference)
+
+
 def test_test_on_batch(strategy):
     reference, model = pair(BINARY, strategy)
     x, y = BINARY.data(4).values()

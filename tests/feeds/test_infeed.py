@@ -53,6 +53,19 @@ def test_executions_do_not_have_to_end_where_blocks_do():
     infeed.close()
 
 
+@pytest.mark.parametrize(("steps", "number"), [(2, 0), (5, 1)])
+def test_a_single_block_at_hand_takes_no_thread(steps, number):
+    before = len(own_threads())
+    infeed = Infeed(blocks(range(steps)), depth=2, steps_at_hand=steps)
+    assert len(own_threads()) == before
+    assert values(infeed.take(1)) == [0]
+    assert len(own_threads()) <= before + number  # of short blocks the thread may be over
+    assert values(infeed.take(steps)) == list(range(1, steps))
+    assert not infeed.has_more()
+    infeed.close()
+    assert infeed.statistics().steps == steps
+
+
 def test_it_looks_ahead_no_further_than_its_depth():
     drawn = []
 
