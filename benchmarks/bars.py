@@ -56,6 +56,14 @@ SECTIONS = {
             "1.04x (1.01-1.07).",
         },
     ),
+    "calls": Section(
+        "Short calls",
+        "What the scope costs where no long compiled loop runs: the same model of 2 dense layers "
+        "in a scope and in plain Keras, with one step per execution and batches of 32 rows. Each "
+        "figure is the time of millrace over that of plain Keras, both of which spend nearly all "
+        "of it in Python. Two replicas take 16 rows each, so that an update has 32 rows, too.",
+        "strategy.md",
+    ),
     "pipeline_tax": Section(
         "Pipelines: the cost of cutting a model",
         "All stages on one CPU core, compared with the same updates of the model in one piece: 8 "
@@ -366,6 +374,15 @@ CAPABILITIES = (
         "{}",
         "infeed",
         (r".*: keras / millrace",),
+    ),
+    Capability(
+        "Batches by hand, and `fit`, `evaluate` and `predict` of few steps, in a scope",
+        "strategy.md",
+        "plain Keras",
+        "{}",
+        "calls",
+        (r".*: millrace / keras",),
+        is_cost=True,
     ),
     Capability(
         "Pipelines: a model cut into stages",
