@@ -87,7 +87,7 @@ format: $(READY)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
 bench: $(READY)  ## all benchmarks; BENCH=--small JOBS=3: only whether they run, three at a time
-	@printf '%s\n' benchmarks/[a-z]*_*.py | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
+	@printf "%s\n" benchmarks/calls.py benchmarks/[a-z]*_*.py | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
 
 benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchmarks/results/
 	@$(BIN)/python benchmarks/page.py
