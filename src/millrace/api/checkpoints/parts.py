@@ -1,13 +1,15 @@
 """A training as parts with names: a fit and an own loop are saved, and continue, by the same steps.
 
-callbacks.Checkpoint                         save_checkpoint(...), restore_checkpoint(...)
-model  metrics  callbacks  data  ...         object  infeed queue  state  random  values
-|                                                |
-+------------------ Part ------------------------+
-facts()      what it is            \
-                      values()     what it has            > of all parts: Snapshot, to the disk
-check(...)   before anything of the training has changed
-restore(...) puts the values back
+Each owner lists its parts, and the rest is the same for both:
+
+    callbacks.Checkpoint                      save_checkpoint(...), restore_checkpoint(...)
+    model, metrics, callbacks, data, ...      objects, queues, generators, values
+             |                                         |
+             +------------------ Part -----------------+
+                facts()         what it is
+                values()        what it has                         all parts: a Snapshot, to the disk
+                check(...)      before anything of the training has changed
+                restore(...)    puts the values back
 """
 
 import logging
