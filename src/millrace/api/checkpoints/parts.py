@@ -7,7 +7,7 @@ Each owner lists its parts, and the rest is the same for both:
              |                                         |
              +------------------ Part -----------------+
                 facts()         what it is
-                values()        what it has                         all parts: a Snapshot, to the disk
+                values()        what it has                       all parts: a Snapshot, to the disk
                 check(...)      before anything of the training has changed
                 restore(...)    puts the values back
 """
