@@ -58,7 +58,8 @@ class Infeed:
         self._wait = wait or BatchWait("batch {:,}".format)
         self._depth = depth
         self._ready: deque[Block] = deque()
-        self._blocks = make_blocks(lambda: not self._ready)
+        # A block that is made where it is taken may be as long as it can be.
+        self._blocks = make_blocks(lambda: self._thread is not None and not self._ready)
         self._change = threading.Condition()
         self._ended = False  # no block will follow those in `_ready`
         self._stopped = False

@@ -3,6 +3,7 @@
 options, stages, devices -> device groups, replicas, steps of an update, what is offloaded
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -156,7 +157,7 @@ class Setup:
     @property
     def spans_processes(self) -> bool:
         """Whether some devices of the strategy belong to other processes."""
-        return any(device.process_index != process_index() for device in self.devices)
+        return _are_elsewhere(self.devices)
 
     @property
     def accumulation(self) -> Accumulation:
@@ -252,3 +253,8 @@ class Setup:
             self.stages.check_readable()
         if assignment is not None:
             check_pipeline(self.model, assignment, self.options.pipelining, len(self.groups), mode)
+
+
+@functools.lru_cache(maxsize=64)  # asked for in each execution
+def _are_elsewhere(devices: tuple[jax.Device, ...]) -> bool:
+    return any(device.process_index != process_index() for device in devices)
