@@ -64,8 +64,8 @@ class Execution:
         self.missing = left
 
     def at_hand(self) -> BlockSlice | None:
-        """Takes the step of an execution of one step, if nothing has to be waited for."""
-        infeed = self._epoch.open_infeed if self.steps == 1 else None
+        """Takes the step where executions have one, if nothing has to be waited for."""
+        infeed = self._epoch.open_infeed if self.steps == self.longest == 1 else None
         return None if infeed is None else infeed.at_hand()
 
     def check_mode(self, mode: Mode) -> None:
