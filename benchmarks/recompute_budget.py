@@ -29,7 +29,7 @@ from millrace._compat.jax_executables import sizes_of
 from millrace._compat.jaxpr import inlined, needed, trace
 from millrace.programs.plan import Mode, Recompute
 from millrace.programs.recomputation.costs import flops_of
-from millrace.run.compiled_loop import programs
+from millrace.run.compiled_loop import one_replica
 from millrace.run.compiled_loop.budget import OverBudgetError
 from millrace.run.fit import functions
 
@@ -149,11 +149,11 @@ def compiled_choice(name: str, number: int):
     chosen = Recompute(choice=number, is_trial=True)
     with (
         mock.patch.object(functions, "recompute_of", return_value=chosen),
-        mock.patch.object(programs, "has_choice", return_value=False),  # updates wait
+        mock.patch.object(one_replica, "has_choice", return_value=False),  # updates wait
     ):
         model.set_recomputation_options()
         device, _ = report_of(strategy, model, batch)
-    executables = model._millrace.functions.compiled[Mode.TRAIN]._executables
+    executables = model._millrace.functions.compiled[Mode.TRAIN]._chooser.executables
     return device, next(filter(None, executables._choices.values()))
 
 

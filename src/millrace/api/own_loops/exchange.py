@@ -29,7 +29,9 @@ from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import Tapped
 
 MANY = np.iinfo(np.int32).max  # iterations of a loop that only its condition ends
-GROWTH = 4  # largest factor from one chunk to the next
+# Largest factor from one chunk to the next. The first has one iteration, so that 1,024 take six
+# chunks; a wrong time of a short chunk should not make the next one a hundred times too long.
+GROWTH = 4
 
 
 class ChunkTime(NamedTuple):
@@ -74,6 +76,8 @@ class ChunkLength:
         """Stops the clock, and adapts the length to the time of these iterations."""
         if self._begin is None or not iterations:
             return
+        # The fastest counts: by the last one alone, the wait for a busy processor was taken for the
+        # time of iterations, and chunks of ten became chunks of two, of which more is waiting.
         self._of_iteration.append(max((time.perf_counter() - self._begin) / iterations, 1e-9))
         self._begin = None
         fastest = min(self._of_iteration)
@@ -89,6 +93,9 @@ class Portion(NamedTuple):
     iterations: int  # 0 ends the loop
 
 
+# The host calls the loop, and no program calls back into Python. A callback holds one of the few
+# threads of XLA's CPU client, and the copy of an array that it asks for needs another one: with two
+# replicas in a process, both waited in callbacks, and the copies were never made.
 class Exchange:
     """The host's side of one loop in one program."""
 

@@ -48,6 +48,8 @@ class SerializedExecutable:
 Numbers = tuple[int, ...]
 Writer = Callable[[jax.stages.Compiled, Numbers], SerializedExecutable]
 
+# Beside the executables, since the class is JAX's; and without keeping them alive, or a model that
+# is gone would leave its machine code behind.
 _writers: "weakref.WeakKeyDictionary[jax.stages.Compiled, Writer]" = weakref.WeakKeyDictionary()
 
 
@@ -93,8 +95,12 @@ def _fresh(compiled: jax.stages.Compiled, numbers: Numbers) -> SerializedExecuta
     return SerializedExecutable(*as_bytes(compiled), numbers)
 
 
-KEPT = 128  # executables that are kept, also when their models are gone
-MAX_CODE_BYTES = 512 * 2**20  # of all of them
+# Executables that are kept, also when their models are gone, for the model that is built anew for
+# the next fold. A choice.
+KEPT = 128
+# Of all of them; a choice. XLA for CPU says nothing about the size of its code (0 for all models
+# that were looked at), so that there the number and the mapped areas are what limits.
+MAX_CODE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,8 @@ def _nears_the_most_mappings() -> bool:
     and the process dies where it may map no more.
     """
     try:
+        # A process with thousands of compiled kernels died like so, in XLA's code generator. The
+        # training of a small MLP takes some 200 areas and that of a U-Net 800, of 65,530.
         most = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
         with open("/proc/self/maps", "rb") as maps:
             return 2 * sum(1 for _ in maps) > most
@@ -169,6 +177,8 @@ def share_key(
         devices: on which it will run.
         options: of the compiler.
     """
+    # By what XLA compiles, not by our own key of a program. That key explains: where it misses
+    # something, an explanation is missing. Here the numbers would be those of another program.
     digest = hashlib.sha256(text.encode()).digest()
     kind = (devices[0].platform, devices[0].device_kind, len(devices))
     return digest, arguments_of(lowered), kind, tuple(sorted(options.items()))
@@ -202,6 +212,7 @@ def copied(
     def again(*_: object) -> SerializedExecutable:
         return replace(serialize(original, numbers), in_tree=in_tree, out_tree=out_tree)
 
+    # Devices are in the bytes as XLA's assignment of devices only, which is given anew.
     source = serialize(original, numbers)
     copy = from_bytes(source.data, in_tree, out_tree, source.numbers, devices)
     remember(copy, again)

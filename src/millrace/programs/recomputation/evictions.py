@@ -61,6 +61,8 @@ def cheapest_order(
     """
     if work.peak(work.plain) <= limit:
         return work.plain
+    # What a lower limit allowed is allowed here, too, and `keeping_more` spends the room that is
+    # left. So the search at a limit cannot end with more FLOPs than at the limits in `also`.
     orders = [order for order in also if work.peak(order) <= limit]
     for each in weights:
         order = _Simulation(work, limit, each).run()
@@ -76,6 +78,7 @@ def without_unused(work: KernelWork, order: Order) -> Order:
     """Returns an order without the runs whose results nobody reads."""
     wanted = set(work.results)
     kept: list[int] = []
+    # From the end: leaving a run out may leave those before it without a reader, too.
     for kernel in reversed(order):
         outputs = work.outputs[kernel]
         if not wanted.isdisjoint(outputs) or not work.repeatable[kernel]:
@@ -87,6 +90,9 @@ def without_unused(work: KernelWork, order: Order) -> Order:
 
 def keeping_more(work: KernelWork, order: Order, limit: int) -> Order:
     """Returns an order that keeps results instead of computing them again, where they fit."""
+    # The simulation evicts for the kernel at hand, and cannot see that there will be room again
+    # before the next use. Once the whole order is there, one can. On random steps of 24 kernels, at
+    # half to 0.7 of their memory, this brings the extra FLOPs from 21.7 to 20.1 % on average.
     while True:
         shorter = without_unused(work, _keeping(work, order, limit))
         shorter = with_updates_early(shorter, work.updates)
@@ -105,6 +111,8 @@ def _keeping(work: KernelWork, order: Order, limit: int) -> Order:
             ends[value] = position
         outputs = work.outputs[kernel]
         if outputs and outputs[0] in ends:
+            # Bytes times kernels for which they would be held are the price of a run that is
+            # saved. To take the best rate first is greedy, as for a knapsack, and not the best.
             spans = [(ends[value], work.nbytes[value]) for value in outputs]
             space = sum((position - begin) * size for begin, size in spans)
             runs.append((-work.cost[kernel] / (space + 1), position, spans))
@@ -123,9 +131,15 @@ def _keeping(work: KernelWork, order: Order, limit: int) -> Order:
     return tuple(kernel for position, kernel in enumerate(order) if position not in gone)
 
 
-_MOST_RUNS = 8  # of each kernel on average; where it takes more, the limit is out of reach
+# Of each kernel on average; where it takes more, the limit is out of reach. An MLP of 16 layers
+# gets down to 0.23 of its memory with 2, and to 0.17 with 4; 64 brings nothing more, and takes
+# longer.
+_MOST_RUNS = 8
 _NEVER = 1 << 60  # the next use of a value that is read no more
-_SMALL = 300  # values below this share of the limit are evicted only where no others are left
+# Values below this share of the limit are evicted only where no others are left. A step has many
+# of them (means, biases, their gradients), each of which makes hardly any room and has to be ranked
+# at every eviction. A choice: at any value from 30 up, an MLP and a GRU get the same orders.
+_SMALL = 300
 
 
 class _Simulation:
@@ -162,6 +176,10 @@ class _Simulation:
         return tuple(self._order)
 
     def _execute(self, kernel: int) -> bool:
+        # A stack of our own, since a value may have to be computed again from the beginning of a
+        # chain of thousands of kernels, where Python allows 1,000 calls. Inputs are pinned before
+        # they are made: else the second may evict the first, and the first the second. Of 240
+        # limits of random steps, the simulation keeps to 166 so, and to 89 without pins.
         work, stack = self._work, [kernel]
         self._pin(kernel, 1)
         while stack:
@@ -232,7 +250,9 @@ class _Simulation:
             need -= min(need, sum(work.nbytes[v] for v in last if self._ends_at(v, kernel)))
         while self._used + need > self._limit:
             value = self._least_loss()
-            if value is None:  # what kernels further out wait for is computed once more for them
+            # All that is pinned may be more than fits. What kernels further out wait for goes then,
+            # and is computed once more for them. Rarely needed: for 3 of those 166.
+            if value is None:
                 read = work.inputs[kernel]
                 waiting = (v for v in self._evictable if v not in read)
                 value = next(waiting, None)
@@ -261,13 +281,15 @@ class _Simulation:
             if pinned[value]:
                 continue
             use = uses[value] if uses[value] >= now else self._next_use(value)
-            if use == _NEVER:
+            if use == _NEVER:  # was needed for a run that is over; it costs nothing to let it go
                 return value
             if size <= threshold:
                 small = value
                 continue
             cost = costs.get(makers[value]) or self._cost(makers[value])
             wait = max(time[use] - begin, 1.0)
+            # The heuristic of Kirisame et al., with the time until the next use, which is known
+            # here, in place of the time since the last one, which is all that they can see.
             loss = cost**weights.cost / (size * wait**weights.time)
             if loss < least:
                 best, least = value, loss

@@ -29,6 +29,8 @@ from millrace.programs.steps.state import State
 
 def shared_axis(shape: tuple[int, ...], replicas: int) -> int | None:
     """Returns the first axis that replicas can divide equally; None if there is none."""
+    # Any axis would do, so the first is a choice. What has none, such as a bias of 10 on eight
+    # replicas, stays whole: it is mostly small, and parts with padding would be another program.
     return next((axis for axis, size in enumerate(shape) if size and size % replicas == 0), None)
 
 
@@ -52,6 +54,8 @@ def layout_of(plan: Plan, role: str, value: Shaped) -> jax.sharding.Sharding:
     """
     if role == "metric_parts":
         return plan.group.split(0)
+    # Sharding changes the layout of arguments and results, and nothing in the program: XLA divides
+    # the same update, and puts in the exchanges that this takes.
     axis = axis_of(plan, role, tuple(value.shape))
     layout = plan.group.whole if axis is None else plan.group.split(axis)
     return host_layout(plan, role, value, layout) or layout
@@ -94,6 +98,9 @@ def spread(
         resumed: values of the replicas in a checkpoint; unused if these were of other replicas.
     """
     shape = (group.replicas, *value.shape)
+    # From the sums alone, as a checkpoint had them first, the first replica would continue with
+    # those of all: the running means of a resumed epoch were then rounded otherwise, and the last
+    # digit of its losses was another one than in a training without a break.
     if resumed is not None and resumed.shape == shape:
         return put_on(resumed, group.split(0))
     values = np.broadcast_to(np.asarray(value), shape).copy()
@@ -123,6 +130,8 @@ class Placement:
 
     def enter(self, state: State) -> State:
         """Returns a state of Keras in the form that programs take."""
+        # Keras's loops pass on what they received, so it is known by identity: values would have
+        # to be read from the devices for that, at every execution.
         if state is self._outer and self._inner is not None:
             return self._inner
         current = [value.sharding for value in jax.tree.leaves(state)]
@@ -132,6 +141,8 @@ class Placement:
         if self._plan.replicas > 1:
             parts = self._metric_parts(state.metric)
             return jax.tree.map(put_on, state, wanted).replace(metric_parts=parts)
+        # A call for each array to move what is there already is time that `train_on_batch`, one
+        # step of a small model, does not have.
         if not all(map(_is_placed, current, jax.tree.leaves(wanted))):
             return jax.tree.map(put_on, state, wanted)
         self._placed = current
@@ -152,6 +163,8 @@ class Placement:
         """Divides metrics among replicas: the first gets them, the others begin at zero."""
         group = self._plan.group
         last = () if self._outer is None else self._outer.metric
+        # A callback may have set a weight, so that the state is another one, and the metrics are
+        # still ours. Divided anew, they would all be the first replica's from here on.
         if len(values) == len(last) and all(map(operator.is_, values, last)):
             return self.parts
         resumed, self._resumed = self._resumed, ()

@@ -76,6 +76,10 @@ class _Carry(NamedTuple):
 class Rounds:
     """The micro-batches of several replicas, in programs that see whole values."""
 
+    # The update is not among the functions of one replica. Outside of them a norm of all gradients,
+    # a clipping or the check of a loss scale is what the optimizer has written, for one replica and
+    # for several, and no replica can decide otherwise than the rest.
+
     def __init__(self, model: keras.Model, plan: Plan, state: State):
         """Traces the step of one replica.
 
@@ -108,7 +112,8 @@ class Rounds:
         self._host_layouts = [
             None if layout is None else Space.Host for layout in self._reduction.host_layouts
         ]
-        # Values of the state that differ between replicas within an update.
+        # Values of the state that differ between replicas within an update. Between two calls of an
+        # update in several, they travel with the gradients: the state has one value of each.
         self._differing = [k for k, rule in enumerate(step.rules) if rule.differs]
         differing = [state.non_trainable[k] for k in self._differing]
         # Gradients, followed by these values until the update closes.
@@ -129,12 +134,15 @@ class Rounds:
     ) -> Computed:
         """Returns an update to apply, its gradients added up; see `OneReplica.of_update`."""
         plan, accumulation = self._plan, self._plan.accumulation
+        # Where XLA's CPU compiler makes convolutions slow in loops, this loop is unrolled as well.
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
         def rounds(
             state: State, records: _Records, batches: ArrayTree, start: jax.Array, number: jax.Array
         ) -> tuple[Gradients, State, _Records]:
             steps = _Steps(batches, start, None, 0.0 if self._is_running else 1.0)
+            # The sums begin in here, and not as an argument: they are of this update only, so no
+            # array of gradients for each replica exists outside.
             first, zeros = number * accumulation.steps, self._accumulator.zeros()
             own = self._loop(inner, accumulation.steps, state, records, zeros, steps, first)
             return self._agreed(own, own.sums, 0, plan.replicas)
@@ -197,6 +205,8 @@ class Rounds:
             sums = [*own.sums, *(changed[k] for k in self._differing)]
             return sums, own.after.replace(non_trainable=kept), own.records
 
+        # Nothing is exchanged here: this may be a part of an update only, and gradients are added
+        # up once, in `close`, however many calls an update takes.
         run = self._on_replicas(rounds, (ROUNDS, WHOLE, OWN, WHOLE, WHOLE), OWN)
         weights = fetched(carry.state.trainable, self.layouts.trainable)
         accumulated, after = run(
@@ -266,6 +276,7 @@ class Rounds:
             after, records, sums = carry
             metrics, number = after.metric, start // replicas + index
             active, before, num_steps = None, me, replicas
+            # A whole update has a batch for each replica in each round, and no use for masks.
             if steps.length is not None:
                 first = jnp.maximum(number * replicas, start)
                 end = jnp.minimum((number + 1) * replicas, start + steps.length)
@@ -287,6 +298,8 @@ class Rounds:
                 first = factor + jnp.float32(number * replicas + me - start)
                 factor = coefficient_of(self._plan.accumulation.reduction, first // replicas, 0)
             if active is not None:
+                # Chosen, not multiplied by zero: of a batch of zeros a gradient may well be NaN (a
+                # norm of zero, a division by the rows), and NaN times zero is NaN for all replicas.
                 factor = jnp.where(active, factor, 0.0) if self._is_running else factor
                 gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
@@ -315,6 +328,8 @@ class Rounds:
             count: number of steps.
         """
         values, rules = own.after.non_trainable, self._step.rules
+        # One exchange for gradients and state: between processes on CPUs it costs the same for few
+        # bytes as for many (`sums.py` has the times).
         gradients, new, _ = self._reduction.agree(sums, rules, values, start, count)
         return gradients, own.after.replace(non_trainable=new), own.records
 
@@ -336,6 +351,8 @@ class Rounds:
 
         def on_carry(carry: LoopCarry, *others: Any) -> tuple[list[jax.Array], LoopCarry]:
             state, records, taps = carry
+            # Of the optimizer's state only what a step reads goes in: where it is sharded, what
+            # goes in has to be gathered on every device first.
             read = tuple(state.optimizer[index] for index in self._step.optimizer)
             values = state._replace(optimizer=read, metric_parts=(), metric=state.metric_parts)
             sums, after, (records, tapped) = run(values, _Records(records, taps.steps), *others)

@@ -44,6 +44,8 @@ from millrace.programs.steps.tapped_step import make_tapped_step
 from millrace.programs.taps.taps import Tapped, collection_open
 
 
+# Nobody declares these: a layer of the user's that keeps a seed or a mean is merged as Keras's own
+# are, since what its step does to the value is in the trace.
 class MergeRule(enum.Enum):
     """The rule that makes one value of those of all replicas after a round."""
 
@@ -76,6 +78,9 @@ def find_rule(graph: Graph, before: Var | None, after: Var | Literal) -> Rule:
     """
     if after is before:
         return Rule(MergeRule.UNCHANGED)
+    # Statistics batch by batch, as on one device, would make replicas wait for each other in every
+    # step; averaged, they meet once per update. This comes before counters, which have to be whole
+    # numbers: (x + 0.1) - x is not the same for every x, so two starts would prove nothing.
     if jnp.issubdtype(spec_of(after).dtype, jnp.inexact):
         return Rule(MergeRule.AVERAGED)
     if before is not None and not is_literal(after):
@@ -87,12 +92,18 @@ def find_rule(graph: Graph, before: Var | None, after: Var | Literal) -> Rule:
 
 def _added(graph: Graph, before: Var) -> np.ndarray | None:
     """Returns the number that `graph` adds to its one input; None if it does anything else."""
+    # A value that also follows from the batch, or from another value, is no counter; if it follows
+    # from itself alone, running that part of the step tells more than reading its equations would:
+    # `x + 1`, `x - (-1)` and a loop that adds are the same here.
     spec = spec_of(before)
     shape, dtype = spec.shape, spec.dtype
     if graph.invars != (before,) or dtype == jnp.bool_:
         return None
     run = as_function(graph)
+    # From 0 alone, `2 * x + 1` and `max(x, 1)` would count as adding 1. The second start is any
+    # number far away.
     starts = [np.zeros(shape, dtype), np.full(shape, 12345, dtype)]
+    # Where a trace is under way, `run` would return tracers.
     with jax.ensure_compile_time_eval():
         ends = [np.asarray(run(start)[0]) for start in starts]
     added = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -134,6 +145,8 @@ def end(
         steps: batches in the round.
     """
     going_on = []
+    # Nothing is exchanged here. A counter is computed from where the round began, so it is the same
+    # on every replica without being sent; the others differ until the update ends.
     for rule, old, new in zip(rules, before, after, strict=True):
         if rule.merge is MergeRule.UNCHANGED:
             going_on.append(old)
@@ -156,11 +169,16 @@ def shares(
         last: whether it had the last one.
     """
     terms = []
+    # Both rules are written as sums, so that they travel in the exchange of the gradients. Which
+    # replica had the last batch is a number in the program: a broadcast from it would be an
+    # exchange of its own, and its source is fixed when the program is compiled.
     for rule, value in zip(rules, values, strict=True):
         if rule.merge is MergeRule.AVERAGED:
+            # bfloat16 has 8 bits, of which a sum over eight replicas may lose three.
             wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
             terms.append(jnp.where(had, wide, jnp.zeros_like(wide)))
         elif rule.merge is MergeRule.LAST:
+            # One dtype for all whole numbers, since arrays of one dtype are exchanged as one.
             mine = jnp.where(last, value, jnp.zeros_like(value))
             terms.append(mine.astype(jnp.int32))
     return terms
@@ -241,6 +259,7 @@ class TracedStep:
         self.optimizer = tuple(
             i for (role, i), var in slots.items() if role == "optimizer" and var in read
         )
+        # Read off the trace as well: what an optimizer looks up to scale a loss is its own affair.
         left_out = {
             var
             for (role, i), var in slots.items()
@@ -265,6 +284,8 @@ class TracedStep:
             active: whether this replica has a batch; None if all have one.
         """
         arguments = jax.tree.leaves((state, batch))
+        # Statistics over all replicas have to leave those out that have no batch. Nothing else in a
+        # step asks, so the argument is only there where they are.
         if self._synchronizes:
             arguments.append(jnp.bool_(True) if active is None else active)
         return jax.tree.unflatten(self._tree, self._run(*arguments))

@@ -33,6 +33,14 @@ from millrace.run.pipelines.programs.stage_taps import across_rounds
 from millrace.run.pipelines.programs.stages import StageLayouts, Stages
 
 
+# Around, and not in place of: what a replica computes in a pass is the program of one replica, so
+# its kernels, and the order in which they add up, are those of a pipeline on its own. Forward and
+# backward exchange nothing between replicas. All of that is in `reduce_replicas`, once per update,
+# so a schedule orders tasks as it does without replicas, and no stage waits for another replica in
+# the middle of an update.
+#
+# `steps` is an argument, since the last update of an epoch may have fewer batches: a program for
+# each number of them would be compiled at the end of the first epoch.
 class ReplicaStageBuilder(StageBuilder):
     """Makes the programs of several replicas, around those of one."""
 
@@ -66,11 +74,15 @@ class ReplicaStageBuilder(StageBuilder):
 
     def is_whole(self, index: int) -> list[bool]:
         """Returns for each value that a stage's forward changes whether all replicas share it."""
+        # Of what changes, only a counter is the same on all replicas within an update: it follows
+        # from the number of batches, where metrics and statistics follow from the batches.
         return [rule is not None and rule.merge is MergeRule.COUNTER for rule in self.rules(index)]
 
     def forward(self, index: int) -> Program:
         """One micro-batch of each replica through a stage."""
         program, stage = super().forward(index), self.stages.split.stages[index]
+        # Within an update a metric does what the last value does: it takes the new value where this
+        # replica had a batch, and stays where it had none.
         rules = [rule or Rule(MergeRule.LAST) for rule in self.rules(index)]
         number, tapped = len(stage.results), self.stages.taps.forward(index)
         taps = self.layouts.tap_spec(index)
@@ -102,6 +114,8 @@ class ReplicaStageBuilder(StageBuilder):
 
     def backward_input(self, index: int) -> Program:
         """The half of backward that computes cotangents, for which earlier stages wait."""
+        # Without `steps`: the cotangents of a replica without a batch go to its own earlier stages,
+        # each of which leaves its sums as they were.
         program = super().backward_input(index)
         kinds = (WHOLE, *(OWN for _ in program.arguments[1:]))
         return self._on_replicas(index, program, program.function, kinds, OWN)
@@ -120,6 +134,7 @@ class ReplicaStageBuilder(StageBuilder):
         """Adds up the results of an update over replicas: gradients, moving statistics, metrics."""
         stage, reduction = self.stages.split.stages[index], self.layouts.reduction(index)
         pairs = zip(stage.new_state, self.rules(index), self.is_whole(index), strict=True)
+        # Counters are there already, on every device, and are not sent.
         split = [(slot, rule) for slot, rule, whole in pairs if not whole]
         rules = [rule for _, rule in split if rule is not None]
 
@@ -129,6 +144,8 @@ class ReplicaStageBuilder(StageBuilder):
             own = list(zip(changing, (rule for _, rule in split), strict=True))
             metrics = [value for value, rule in own if rule is None]
             others = [value for value, rule in own if rule is not None]
+            # Gradients, statistics and metrics in one exchange, which between processes on CPUs
+            # costs the same for few bytes as for many.
             gradients, new, totals = reduction.agree(sums, rules, others, 0, steps[1], metrics)
             agreed, total = iter(new), iter(totals)
             whole = [next(total if rule is None else agreed) for _, rule in own]
@@ -178,6 +195,7 @@ class ReplicaStageBuilder(StageBuilder):
             results, (before, _) = program.function(*others), others[-2:]
             added = results if result is None else results[result]
             _, active = _position(steps)
+            # Chosen, not multiplied: what was computed on arbitrary values may be NaN.
             kept = [jnp.where(active, n, o) for n, o in zip(added, before, strict=True)]
             if result is None:
                 return kept
@@ -225,6 +243,8 @@ class ReplicaStageBuilder(StageBuilder):
 
     @property
     def _result_layout(self) -> PartitionSpec:
+        # Keras gets the outputs of all replicas in every process. One process can read the parts
+        # where they are; of several, each sees its own devices only.
         is_local = all(plan.group.is_local for plan in self.layouts.plans)
         return PARTS if self._plan.mode is Mode.PREDICT and is_local else WHOLE
 
