@@ -63,15 +63,15 @@ def measure(blocks: int, width: int, form: str) -> tuple[float, float]:
     spent: list[float] = []
     prepare = StageExecutables.prepare
 
-    def timed(self, builder, plan, groups, wanted):
+    def timed(self, builder, wanted):
         wanted = [each for each in wanted if form != "one stage" or each[1] == 1]
         begin = time.perf_counter()
         if form == "one after another":
-            for name, stage, make in wanted:
+            for name, stage in wanted:
                 sharing.clear()
-                self.find(builder, plan, groups[stage], name, stage, make)
+                self.find(builder, name, stage)
         else:
-            prepare(self, builder, plan, groups, wanted)
+            prepare(self, builder, wanted)
         spent.append(time.perf_counter() - begin)
         raise Done
 

@@ -7,6 +7,7 @@ import pytest
 from heap_oracle import compiled_with_peak
 from jax import lax
 
+from millrace.run.memory.labels import ValueLabel
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
 
@@ -138,7 +139,9 @@ def test_tensors_have_the_layer_and_the_operation_that_made_them():
     values = [v.value for v in model.trainable_variables]
     compiled = jax.jit(keras_step(model)).lower(values, [], ones(1024, 64)).compile()
     profile = memory_profile(
-        compiled, layer_finder(names), lambda path: f"value {path[0].idx} {path[1:]}"
+        compiled,
+        layer_finder(names),
+        lambda path: ValueLabel(name=f"value {path[0].idx} {path[1:]}"),
     )
     large = [each for each in profile.alive if each.nbytes >= 1024 * 256 * 4]
     assert large

@@ -271,8 +271,8 @@ def measured_peaks(strategy, monkeypatch, run):
     """Runs, and returns the most bytes of each device, before or within a call."""
     original, peaks = StageExecutables.find, {}
 
-    def find(self, builder, plan, group, *rest):
-        executable = original(self, builder, plan, group, *rest)
+    def find(self, builder, name, stage):
+        executable, group = original(self, builder, name, stage), self.groups[stage]
         own = requirement(executable) - argument_bytes(executable)
 
         def call(*arguments):
@@ -493,8 +493,8 @@ def test_a_task_that_runs_out_of_memory_is_shown_too(monkeypatch):
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
     original = StageExecutables.find
 
-    def find(self, builder, plan, group, name, *rest):
-        found = original(self, builder, plan, group, name, *rest)
+    def find(self, builder, name, stage):
+        found = original(self, builder, name, stage)
         return no_memory if name == "backward" else found
 
     with monkeypatch.context() as patch:

@@ -79,7 +79,7 @@ def run(found):
     known = {Slot("scale", 0): scale}
     for role, group in (("gradient", gradients), ("optimizer", slots), ("trainable", weights)):
         known.update({Slot(role, k): value for k, value in enumerate(group)})
-    for part in (*found.partial.values(), *([found.shared] if found.shared else [])):
+    for part in (*found.partial.values(), *found.shared.values()):
         outputs = as_function(part.graph)(*(known[slot] for slot in part.inputs))
         known.update(zip(part.outputs, outputs, strict=True))
     new = {}
@@ -120,7 +120,7 @@ def test_only_scalars_pass_between_stages():
     for update, parts in ((adam_like, 0), (clipped, 2), (skipping, 2)):
         found = cut(update)
         assert len(found.partial) == parts
-        assert (found.shared is None) == (parts == 0)
+        assert (not found.shared) == (parts == 0)
         for part in found.partial.values():
             assert all(var.aval.shape == () for var in part.graph.outvars)
 

@@ -5,7 +5,7 @@ import stages
 from keras.optimizers import Adam
 
 from millrace.base.options import Accumulation, TapRequest
-from millrace.run.pipelines.programs.stage_taps import bundle_of_update
+from millrace.run.pipelines.programs.stage_taps import bundle_of
 from millrace.run.pipelines.programs.stage_update import contributions, split_stage_update
 
 pytestmark = pytest.mark.quick
@@ -26,7 +26,7 @@ def test_statistics_are_computed_where_their_gradient_is(norms, stops):
     for stage, part in update.final.items():
         taken = {made[slot.index][0] for slot in part.inputs if slot.role == "gradient"}
         assert taken == {stage}
-        bundle = bundle_of_update(update.taps, part, stage)
+        bundle = bundle_of(update.taps, part.taps, stage)
         names = [(tensor.stage, tensor.name) for tensor in bundle.rows.tensors]
         weights = [model.trainable_variables[i] for i in split.stages[stage].trainable]
         assert names == [(stage, weight.path.split("/", 1)[1]) for weight in weights]

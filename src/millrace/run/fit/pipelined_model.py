@@ -284,13 +284,13 @@ def make_pipeline_runner(
     tap_sink: TapSink,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
-    executables = StageExecutables(model, calls, marks_for, log, pipelining, identity, exports)
-    numbers = pipelining.devices_of(num_stages)
-    schedule = functools.partial(_schedule, pipelining, num_stages)
-    of_stages = [groups[number] for number in numbers]
-    compiled = CompiledStages(
-        executables, of_stages, Orders(schedule, name_of(pipelining.schedule_in_force))
+    of_stages = [groups[number] for number in pipelining.devices_of(num_stages)]
+    executables = StageExecutables(
+        model, calls, marks_for, of_stages, log, pipelining, identity, exports
     )
+    schedule = functools.partial(_schedule, pipelining, num_stages)
+    orders = Orders(schedule, name_of(pipelining.schedule_in_force))
+    compiled = CompiledStages(executables, orders)
     return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), tap_sink)
 
 

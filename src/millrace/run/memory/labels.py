@@ -9,25 +9,24 @@
 The programs of stages have theirs in stage_labels.py, those of functions in function_labels.py.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import keras
 
+from millrace._compat.jax_executables import kept_arguments
 from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_loops import variables_of
 from millrace._compat.keras_optimizers import wrapped_chain
-from millrace.base.records.memory import LiveBuffer
 from millrace.programs.plan import Plan
 from millrace.programs.steps.scopes import UPDATE
 from millrace.run.memory.owners import layer_finder
 
 ValuePath = tuple[Any, ...]  # of a leaf, in the tree of a program's arguments or results
 
-_ARGUMENTS = {
+ARGUMENTS = {  # of each program, without numbers
     "run": ("state", "batches"),
     "accumulate": ("state", "accumulated", "batches"),
     "zeros": ("state",),
@@ -94,10 +93,51 @@ class NoLabels:
         return ValueLabel(name=f"result{jax.tree_util.keystr(path)}")
 
 
+def labels_of_arguments(
+    compiled: jax.stages.Compiled, label_of: Callable[[ValuePath], ValueLabel] | None
+) -> Callable[[int], ValueLabel]:
+    """Returns a function that labels the arguments of an executable by their number in it.
+
+    Args:
+        compiled: the executable.
+        label_of: returns the label of an argument by its path.
+    """
+    paths = kept_arguments(compiled)
+
+    def label(parameter: int) -> ValueLabel:
+        path = paths[parameter] if parameter < len(paths) else ()
+        return label_of(path) if label_of and path else ValueLabel(name=f"argument {parameter}")
+
+    return label
+
+
+class ModelVariables:
+    """The names of a model's variables, and their layers, each found when first asked for."""
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._paths: dict[str, list[str]] = {}  # of the variables of a role
+
+    def paths(self, role: str) -> list[str]:
+        """Returns the names of the variables of a role, in their order."""
+        if role not in self._paths:  # Keras walks through all layers for these
+            self._paths[role] = [each.path for each in variables_of(self._model, role)]
+        return self._paths[role]
+
+    def label(self, kind: str, name: str) -> ValueLabel:
+        """Returns the label of a value: a variable, what is accumulated for it, or another one."""
+        role = ROLE_OF_VARIABLES.get(kind, "other")
+        return ValueLabel(role, name, self._layers.get(name, ""))
+
+    @cached_property
+    def _layers(self) -> Mapping[str, str]:
+        return variable_layers(self._model)
+
+
 class LoopLabels:
     """The labels of a program of a model in one piece, with or without replicas."""
 
-    PROGRAMS = tuple(_ARGUMENTS)
+    PROGRAMS = tuple(ARGUMENTS)
     repeats = False
 
     def __init__(self, model: keras.Model, plan: Plan, program: str):
@@ -108,20 +148,10 @@ class LoopLabels:
             plan: of the program.
             program: "run", "accumulate", "zeros" or "apply".
         """
-        self._model, self._plan = model, plan
-        self._arguments, self._results = _ARGUMENTS[program], _RESULTS[program]
+        self._variables = ModelVariables(model)
+        self._arguments, self._results = ARGUMENTS[program], _RESULTS[program]
         self.kind = _DEFAULT.get(program, "" if plan.mode.value == "train" else "forward")
         self.updates = update_scopes(model)
-        self._paths: dict[str, list[str]] = {}  # of the variables of a role
-
-    def _paths_of(self, role: str) -> list[str]:
-        if role not in self._paths:  # Keras walks through all layers for these
-            self._paths[role] = [each.path for each in variables_of(self._model, role)]
-        return self._paths[role]
-
-    @cached_property
-    def _layers(self) -> Mapping[str, str]:
-        return variable_layers(self._model)
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
@@ -144,16 +174,16 @@ class LoopLabels:
             if not rest:
                 return ValueLabel(name=kind)
             role = rest[0].name
-            paths = self._paths_of(role)
+            paths = self._variables.paths(role)
             name = paths[rest[1].idx if len(rest) > 1 else 0] if paths else kind
         elif kind == "accumulated":
             role, index = kind, max(position(rest), 0)
-            paths = self._paths_of("trainable")
+            paths = self._variables.paths("trainable")
             # With replicas, sums of other values follow those of gradients.
             name = f"accumulated {paths[index] if index < len(paths) else index}"
         else:
             role, name = kind, f"{kind}{jax.tree_util.keystr(rest)}"
-        return ValueLabel(ROLE_OF_VARIABLES.get(role, "other"), name, self._layers.get(name, ""))
+        return self._variables.label(role, name)
 
 
 def update_scopes(model: keras.Model | None) -> frozenset[str]:
@@ -187,16 +217,3 @@ def longest_start(name: str, starts: Mapping[str, str]) -> str:
             return path
         end = name.rfind("_", 0, end)
     return ""
-
-
-def with_layers_of_variables(
-    model: keras.Model, alive: Sequence[LiveBuffer]
-) -> tuple[LiveBuffer, ...]:
-    """Returns the tensors with the layers of weights, accumulators and optimizer state."""
-    names = variable_layers(model)
-    return tuple(
-        replace(each, layer=names[each.name])
-        if not each.layer and each.opcode == "parameter" and each.name in names
-        else each
-        for each in alive
-    )

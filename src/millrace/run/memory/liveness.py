@@ -11,19 +11,13 @@ compared with the heap traces that XLA can dump: equal, or up to 0.03 % above.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
 
-from millrace._compat.jax_executables import (
-    buffers_proto,
-    kept_arguments,
-    module_proto,
-    requirement,
-)
+from millrace._compat.jax_executables import buffers_proto, module_proto, requirement
 from millrace.base.records.memory import LiveBuffer, MemoryProfile, largest
 from millrace.run.memory.flow import ValueBuffers, points_to
 from millrace.run.memory.hlo_proto import (
@@ -34,12 +28,12 @@ from millrace.run.memory.hlo_proto import (
     read_buffers,
     read_module,
 )
+from millrace.run.memory.labels import ValueLabel, ValuePath, labels_of_arguments
 from millrace.run.memory.owners import NearestNames
 from millrace.run.memory.slices import Uncovered, stacked
 
-# The layer in an operation's name, and the variable of an argument.
-LayerOf = Callable[[str], str]
-ArgumentName = Callable[[tuple[Any, ...]], str]
+LayerOf = Callable[[str], str]  # the layer in an operation's name
+LabelOf = Callable[[ValuePath], ValueLabel]  # of an argument
 
 # They read the addresses in a tuple, and not the values.
 _POINTERS = {"tuple", "get-tuple-element", "bitcast", "opt-barrier"}
@@ -49,38 +43,41 @@ _CONTROL = {"while", "call", "conditional", "async-start"}
 def memory_profile(
     compiled: jax.stages.Compiled,
     layer_of: LayerOf = lambda op_name: "",
-    argument_name: ArgumentName | None = None,
+    label_of: LabelOf | None = None,
 ) -> MemoryProfile:
     """Returns the memory of an executable over its operations, and the tensors at the peak.
 
     Args:
         compiled: the executable.
         layer_of: returns the layer in the name of an operation, empty if there is none.
-        argument_name: returns the name of an argument by its path.
+        label_of: returns the label of an argument by its path.
     """
     module = read_module(module_proto(compiled))
     assignment = read_buffers(buffers_proto(compiled))
-    paths = kept_arguments(compiled)
-
-    def name(parameter: int) -> str:
-        path = paths[parameter] if parameter < len(paths) else ()
-        return argument_name(path) if argument_name and path else f"argument {parameter}"
-
     if module.entry not in module.schedule or not assignment.allocations:
         # A backend without a schedule, or without the addresses of buffers.
         return MemoryProfile(module.name, requirement(compiled), (), ())
     live = liveness(module, assignment)
     owners = NearestNames(module, layer_of)
-    entry = module.computations[module.entry].instructions
-    shapes = {each.parameter: each.shape for each in entry if each.opcode == "parameter"}
-    alive = [
-        LiveBuffer(name(each.parameter), each.size, "", "parameter", shapes.get(each.parameter, ""))
-        for each in assignment.allocations
-        if each.is_parameter and each.size
-    ]
+    labels = labels_of_arguments(compiled, label_of)
+    alive = [replace(each, role="") for each in live_arguments(module, assignment, labels)]
     alive += [live_buffer(maker, size, owners) for maker, size, _ in live.at_peak()]
     needed = requirement(compiled)
     return MemoryProfile(module.name, needed, tuple(live.curve.tolist()), largest(alive))
+
+
+def live_arguments(
+    module: Module, assignment: BufferAssignment, label_of: Callable[[int], ValueLabel]
+) -> list[LiveBuffer]:
+    """Returns the records of the arguments of a program; `label_of` names them by their number."""
+    entry = module.computations[module.entry].instructions
+    shapes = {each.parameter: each.shape for each in entry if each.opcode == "parameter"}
+    alive: list[LiveBuffer] = []
+    for each in assignment.allocations:
+        if each.is_parameter and each.size and not each.is_thread_local:
+            (role, name, layer), shape = label_of(each.parameter), shapes.get(each.parameter, "")
+            alive.append(LiveBuffer(name, each.size, layer, "parameter", shape, role=role))
+    return alive
 
 
 def live_buffer(instruction: Instruction, nbytes: int, owners: NearestNames) -> LiveBuffer:

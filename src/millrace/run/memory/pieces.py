@@ -25,15 +25,9 @@ from millrace.programs.plan import Plan
 from millrace.programs.steps.accumulate import make_accumulator
 from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.run.memory.hlo_proto import read_buffers
-from millrace.run.memory.labels import LoopLabels, ValuePath, with_layers_of_variables
+from millrace.run.memory.labels import ARGUMENTS, ROLE_OF_VARIABLES, LoopLabels, ValuePath
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
-
-_ARGUMENTS = {
-    "run": ("state", "batches"),
-    "accumulate": ("state", "accumulated", "batches"),
-    "apply": ("state", "accumulated"),
-}
 
 
 def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
@@ -44,7 +38,7 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
         programs: of the execution.
     """
     plan = programs.plan  # `zeros` needs less than the others
-    calls = [call for call in programs.calls if call.program in _ARGUMENTS]
+    calls = [call for call in programs.calls if call.program != "zeros"]
     sizes = {id(call): _arguments(call) for call in calls}
     all_sizes = {key: size for call_sizes in sizes.values() for key, size in call_sizes.items()}
     resident = sum(all_sizes.values())
@@ -56,41 +50,39 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
 
     peak = max(calls, key=needed)
     compiled = compiled_of(peak.executable)
-    by_kind: Counter[str] = Counter()
+    by_role: Counter[str] = Counter()
     for (kind, path), size in all_sizes.items():
-        by_kind[_role(path) if kind == "state" else kind] += size
+        by_role[_role(kind, path)] += size
     memory = compiled.memory_analysis()
     temporaries = memory.temp_size_in_bytes if memory is not None else 0
-    accumulators = by_kind["accumulated"]
+    accumulators = by_role["accumulators"]
     if peak.program == "run" and plan.accumulation.steps > 1:
         accumulators = min(_accumulator_bytes(model, plan), temporaries)
         temporaries -= accumulators
-    named = sum(by_kind.values()) - by_kind["accumulated"] + accumulators + temporaries
+    named = sum(by_role.values()) - by_role["accumulators"] + accumulators + temporaries
     stage = StageMemory(
         stage=0,
-        parameters=by_kind["trainable"] + by_kind["non_trainable"],
-        optimizer_state=by_kind["optimizer"],
+        parameters=by_role["parameters"],
+        optimizer_state=by_role["optimizer"],
         accumulators=accumulators,
         temporaries=temporaries,
         in_flight=0,
-        batches=by_kind["batches"],
-        other=by_kind["metric"] + by_kind["metric_parts"] + needed(peak) - named,
+        batches=by_role["batches"],
+        other=by_role["other"] + needed(peak) - named,
     )
-    labels = LoopLabels(model, plan, peak.program)
     profile = memory_profile(
         compiled,
         layer_finder(layer_names(model), renames_of(peak.executable)),
-        lambda path: labels.argument(path).name,
+        LoopLabels(model, plan, peak.program).argument,
     )
     devices = tuple(map(str, plan.group.devices))
     name = f"{plan.mode.value}_{peak.program}"
-    alive = with_layers_of_variables(model, profile.alive)
-    return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
+    return DeviceMemory(devices, name, (stage,), profile.alive, curve=profile.curve)
 
 
 def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:
     """Returns the bytes of each argument on one device, numbers excluded."""
-    compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.program]
+    compiled, kinds = compiled_of(call.executable), ARGUMENTS[call.program]
     paths = kept_arguments(compiled)
     argument_sizes: dict[tuple[str, ValuePath], int] = {}
     for allocation in read_buffers(buffers_proto(compiled)).allocations:
@@ -103,8 +95,10 @@ def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:
     return argument_sizes
 
 
-def _role(path: ValuePath) -> str:
-    return path[0].name if path else "trainable"
+def _role(kind: str, path: ValuePath) -> str:
+    if kind == "state":
+        kind = path[0].name if path else "trainable"
+    return ROLE_OF_VARIABLES.get(kind, "other")
 
 
 def _accumulator_bytes(model: keras.Model, plan: Plan) -> int:

@@ -14,17 +14,12 @@ from functools import cached_property
 import jax
 import numpy as np
 
-from millrace._compat.jax_executables import (
-    buffers_proto,
-    kept_arguments,
-    requirement,
-    result_paths,
-)
+from millrace._compat.jax_executables import buffers_proto, requirement, result_paths
 from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramSegment
 from millrace.run.memory.hlo_proto import Allocation, Module, read_buffers
-from millrace.run.memory.labels import NoLabels, ProgramLabels, ValueLabel
-from millrace.run.memory.liveness import Liveness, live_buffer, liveness
+from millrace.run.memory.labels import NoLabels, ProgramLabels, ValueLabel, labels_of_arguments
+from millrace.run.memory.liveness import Liveness, live_arguments, live_buffer, liveness
 from millrace.run.memory.owners import NearestNames, kind_finder
 from millrace.run.memory.roles import BufferRoles
 
@@ -97,14 +92,9 @@ class _Analysis:
         self._kinds = NearestNames(
             module, kind_finder(layer_of, labels.updates, default, labels.repeats)
         )
-        self._arguments = kept_arguments(compiled)
+        self._argument = labels_of_arguments(compiled, labels.argument)
         self._role_finder = BufferRoles(module, live, self._kinds, lambda k: self._argument(k).role)
         self._roles = {each: self._role_finder.of(each) for each in live.ranges}
-
-    def _argument(self, parameter: int) -> ValueLabel:
-        if parameter >= len(self._arguments) or not self._arguments[parameter]:
-            return ValueLabel(name=f"argument {parameter}")
-        return self._labels.argument(self._arguments[parameter])
 
     @cached_property
     def _results(self) -> dict[int, ValueLabel]:
@@ -179,17 +169,7 @@ class _Analysis:
         )
 
     def _alive(self, peak: int) -> list[LiveBuffer]:
-        entry = self._module.computations[self._module.entry].instructions
-        shapes = {each.parameter: each.shape for each in entry if each.opcode == "parameter"}
-        alive = []
-        for each in self._live.assignment.allocations:
-            if each.is_parameter and each.size and not each.is_thread_local:
-                label, shape = self._argument(each.parameter), shapes.get(each.parameter, "")
-                alive.append(
-                    LiveBuffer(
-                        label.name, each.size, label.layer, "parameter", shape, role=label.role
-                    )
-                )
+        alive = live_arguments(self._module, self._live.assignment, self._argument)
         of_buffer = {
             buffer: self._label(each)
             for each in self._live.assignment.allocations

@@ -7,7 +7,12 @@ a result of an operation               forward: activations, backward: gradients
 of an operation that has no name       as its nearest neighbour
 """
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from millrace.run.memory.flow import ValueBuffers
 from millrace.run.memory.hlo_proto import Instruction, Module
@@ -37,7 +42,7 @@ class BufferRoles:
         kinds: NearestNames,
         argument_role: Callable[[int], str],
     ):
-        """Connects the buffers that loops and branches carry.
+        """Puts the buffers that loops and branches carry into groups.
 
         Args:
             module: the program.
@@ -47,8 +52,10 @@ class BufferRoles:
         """
         self._module, self._live, self._kinds = module, live, kinds
         self._values = live.values
-        self._groups = _Groups(live.assignment.buffers)
-        self._connect()
+        self._groups = _groups(live.assignment.buffers, list(self._links()))
+        self._members: dict[int, list[int]] = {}
+        for buffer, group in self._groups.items():
+            self._members.setdefault(group, []).append(buffer)
         self._position = {each.number: point for point, each in enumerate(live.points)}
         self._roles: dict[int, str | None] = {}  # by group; None while it is being found
         entry = module.computations[module.entry].instructions
@@ -58,7 +65,7 @@ class BufferRoles:
                 role = argument_role(allocation.parameter)
                 for buffer, _, _ in allocation.assigned:
                     if live.assignment.buffers[buffer].instruction in arguments:
-                        self._roles[self._groups.of(buffer)] = role
+                        self._roles[self._groups[buffer]] = role
 
     def of(self, buffer: int) -> str:
         """Returns one of `program_memory.ROLES`; "other" also where nothing tells the role."""
@@ -69,7 +76,7 @@ class BufferRoles:
         made = self._live.makers[buffer]
         if made.opcode not in _PASSED_ON:
             return made
-        makers = self._makers(self._groups.of(buffer))
+        makers = self._makers(self._groups[buffer])
         computed = [each for each in makers if not self._is_filled(each)]
         return next(iter(computed or makers), made)
 
@@ -77,12 +84,13 @@ class BufferRoles:
         """Returns the operations whose results a group has, in the order of the program."""
         makers = [
             self._live.makers[each]
-            for each in self._groups.members(group)
+            for each in self._members[group]
             if each in self._live.makers and self._live.makers[each].opcode not in _PASSED_ON
         ]
         return sorted(makers, key=lambda each: self._position.get(each.number, 0))
 
-    def _connect(self) -> None:
+    def _links(self) -> Iterator[tuple[int, int]]:
+        """Yields pairs of buffers that belong together."""
         for computation in self._module.schedule:
             for each in self._module.computations[computation].instructions:
                 if each.opcode == "while":
@@ -100,16 +108,16 @@ class BufferRoles:
                         for inner in self._module.computations[c].instructions
                         if inner.opcode == "parameter"
                     ]
-                self._connect_values(self._values[each.number], others)
+                yield from self._links_of(self._values[each.number], others)
 
-    def _connect_values(self, values: ValueBuffers, others: Iterable[int]) -> None:
+    def _links_of(self, values: ValueBuffers, others: Iterable[int]) -> Iterator[tuple[int, int]]:
         for other in others:
             for index, buffers in self._values[other].items():
                 if index in values:  # the root of a condition is a single number
-                    self._groups.join([*values[index], *buffers])
+                    yield from itertools.pairwise([*values[index], *buffers])
 
     def _role(self, buffer: int) -> str:
-        group = self._groups.of(buffer)
+        group = self._groups[buffer]
         if group in self._roles:
             return self._roles[group] or ""
         self._roles[group] = None  # a copy of itself, in a loop, tells nothing
@@ -190,32 +198,10 @@ def _is_small(instruction: Instruction) -> bool:
     return instruction.shape.endswith("[]")
 
 
-class _Groups:
-    """Buffers that belong together."""
-
-    def __init__(self, buffers: Iterable[int]):
-        self._parent = {each: each for each in buffers}
-        self._members: dict[int, list[int]] | None = None
-
-    def join(self, buffers: list[int]) -> None:
-        """Puts buffers into one group."""
-        first, *others = buffers
-        for other in others:
-            self._parent[self.of(other)] = self.of(first)
-
-    def of(self, buffer: int) -> int:
-        """Returns the buffer that stands for the group."""
-        root = buffer
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[buffer] != root:
-            self._parent[buffer], buffer = root, self._parent[buffer]
-        return root
-
-    def members(self, group: int) -> list[int]:
-        """Returns the buffers of a group, once all are joined."""
-        if self._members is None:
-            self._members = {}
-            for each in self._parent:
-                self._members.setdefault(self.of(each), []).append(each)
-        return self._members[group]
+def _groups(buffers: Collection[int], links: Collection[tuple[int, int]]) -> dict[int, int]:
+    """Returns the group of each buffer: buffers that a chain of links connects are in one."""
+    position = {buffer: number for number, buffer in enumerate(buffers)}
+    ends = [[position[each] for each in side] for side in zip(*links, strict=True)] or [[], []]
+    matrix = csr_array((np.ones(len(links), bool), ends), shape=(len(position), len(position)))
+    labels = connected_components(matrix, directed=False)[1].tolist()
+    return dict(zip(buffers, labels, strict=True))

@@ -19,17 +19,15 @@ import jax
 
 from millrace._compat.jaxpr import Graph, scope
 from millrace._compat.keras_layers import layer_names
-from millrace._compat.keras_loops import variables_of
 from millrace.run.memory.labels import (
-    ROLE_OF_VARIABLES,
+    ModelVariables,
     ValueLabel,
     ValuePath,
     position,
     update_scopes,
-    variable_layers,
 )
 from millrace.run.memory.owners import layer_finder
-from millrace.run.pipelines.programs.builder import replaced_by
+from millrace.run.pipelines.programs.builder import UPDATE_PARTS, arguments_of
 from millrace.run.pipelines.programs.split import Slot, Stage
 from millrace.run.pipelines.programs.split_update import UpdatePart
 from millrace.run.pipelines.programs.stages import Stages, state_groups
@@ -92,6 +90,7 @@ class StageLabels:
         self._stages, self._program, self._index = stages, program, index
         self._stage: Stage = stages.split.stages[index]
         self._arguments = _ARGUMENTS.get(program, ())
+        self._variables = ModelVariables(stages.model)
         trains = stages.plan.mode.value == "train"
         self.kind = _DEFAULT.get(program, "" if trains else "forward")
         self.updates = update_scopes(stages.model)
@@ -134,9 +133,10 @@ class StageLabels:
             weights = self._stage.trainable
             if number >= len(weights):
                 return ValueLabel(_ROLES[kind], f"{kind} {number}")
-            path = self._path(Slot("trainable", weights[number]))
-            name = path if kind == "weights" else f"accumulated {path}"
-            return ValueLabel(_ROLES[kind], name, self._layers.get(name, ""))
+            path = self._variables.paths("trainable")[weights[number]]
+            if kind == "weights":
+                return self._variables.label("trainable", path)
+            return self._variables.label("accumulated", f"accumulated {path}")
         if kind == "held":
             return self._held(number)
         layer = self._layer_of_value(kind, number)
@@ -186,20 +186,15 @@ class StageLabels:
 
     @cached_property
     def _part(self) -> UpdatePart | None:
-        if self._program not in ("partial", "shared", "final"):
+        if self._program not in UPDATE_PARTS:
             return None
-        update = self._stages.update
-        if self._program == "shared":
-            return update.shared
-        parts = update.partial if self._program == "partial" else update.final
-        return parts.get(self._index)
+        return self._stages.update.parts.get((self._program, self._index))
 
     @cached_property
     def _slots(self) -> Mapping[str, Sequence[Slot]]:
         if self._part is None:
             return {"replaced": (), "others": ()}
-        replaced = replaced_by(self._stages.update, self._part)
-        others = [slot for slot in self._part.inputs if slot not in replaced]
+        replaced, others = arguments_of(self._stages.update, self._part)
         return {"replaced": replaced, "others": others}
 
     def _slot(self, slot: Slot) -> ValueLabel:
@@ -207,23 +202,7 @@ class StageLabels:
             return ValueLabel("accumulators", f"accumulated gradient {slot.index}")
         if slot.role not in ("trainable", "non_trainable", "optimizer", "metric"):
             return ValueLabel(name=f"{slot.role} {slot.index}")
-        path = self._path(slot)
-        role = ROLE_OF_VARIABLES.get(slot.role, "other")
-        return ValueLabel(role, path, self._layers.get(path, ""))
-
-    @cached_property
-    def _layers(self) -> Mapping[str, str]:
-        return variable_layers(self._stages.model)
-
-    @cached_property
-    def _paths(self) -> dict[str, list[str]]:
-        return {}
-
-    def _path(self, slot: Slot) -> str:
-        if slot.role not in self._paths:  # Keras walks through all layers for these
-            variables = variables_of(self._stages.model, slot.role)
-            self._paths[slot.role] = [each.path for each in variables]
-        return self._paths[slot.role][slot.index]
+        return self._variables.label(slot.role, self._variables.paths(slot.role)[slot.index])
 
 
 def _item(layers: Sequence[str], index: int) -> str:

@@ -23,7 +23,7 @@ from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
 from millrace.run.memory.stage_labels import OF_MICRO_BATCH, StageLabels
 from millrace.run.memory.walk import PeakMoment, StageSizes, UpdateWalk
-from millrace.run.pipelines.programs.builder import replaced_by
+from millrace.run.pipelines.programs.builder import arguments_of
 from millrace.run.pipelines.programs.split import Slot
 from millrace.run.pipelines.programs.stages import state_groups
 from millrace.run.pipelines.runtime.shapes import StagePrograms
@@ -68,11 +68,14 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
 def _sizes(programs: StagePrograms, index: int) -> StageSizes:
     builder = programs.builder
     stage = builder.stages.split.stages[index]
-    forward = builder.forward(index).arguments
+    forward, backward, weights = (
+        builder.program(name, index).arguments
+        for name in ("forward", "backward", "backward_weight")
+    )
     return StageSizes(
         batch=dict(zip(stage.batch, map(_bytes, forward[3]), strict=True)),
-        held=[_bytes(spec) for spec in builder.backward(index).arguments[1]],
-        kept=sum(map(_bytes, builder.backward_weight(index).arguments[3])),
+        held=list(map(_bytes, backward[1])),
+        kept=sum(map(_bytes, weights[3])),
         own={
             name: requirement(compiled) - argument_bytes(compiled)
             for (name, stage_index), each in programs.programs.items()
@@ -102,7 +105,7 @@ def _stage_memory(
         stage=index,
         parameters=resident["trainable"] + resident["non_trainable"],
         optimizer_state=resident["optimizer"],
-        accumulators=sum(map(_bytes, programs.builder.backward(index).arguments[3])),
+        accumulators=sum(map(_bytes, programs.builder.program("backward", index).arguments[3])),
         temporaries=moment.own if moment.stage == index else 0,
         in_flight=moment.held.get((index, "in flight"), 0),
         batches=moment.held.get((index, "batches"), 0),
@@ -113,7 +116,8 @@ def _stage_memory(
 def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
     """Returns the values of the model that a stage holds, and their bytes on one device."""
     builder = programs.builder
-    stage, forward = builder.stages.split.stages[index], builder.forward(index).arguments
+    stage = builder.stages.split.stages[index]
+    forward = builder.program("forward", index).arguments
     fixed, changing = state_groups(stage)
     weights = [Slot("trainable", k) for k in stage.trainable]
     resident = {
@@ -122,12 +126,13 @@ def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
         for slot, spec in zip(slots, specs, strict=True)
     }
     if (update := builder.stages.update.final.get(index)) is not None:
-        replaced = replaced_by(builder.stages.update, update)
-        others = [slot for slot in update.inputs if slot not in replaced]
-        new, old = builder.update_part("final", index, update).arguments[:2]
-        for slot, spec in zip((*replaced, *others), (*new, *old), strict=True):
-            if slot.role in ("trainable", "optimizer"):
-                resident[slot] = _bytes(spec)
+        arguments = builder.program("final", index).arguments
+        for slots, specs in zip(
+            arguments_of(builder.stages.update, update), arguments, strict=True
+        ):
+            for slot, spec in zip(slots, specs, strict=True):
+                if slot.role in ("trainable", "optimizer"):
+                    resident[slot] = _bytes(spec)
     return resident
 
 
@@ -173,31 +178,23 @@ def _alive(
 ) -> list[LiveBuffer]:
     """Returns the tensors of the program at the peak, and the sums of all other values."""
     executable = programs.programs[moment.program, moment.stage].executable
-    stage_labels = StageLabels(programs.builder.stages, moment.program, moment.stage)
-    labels: dict[str, ValueLabel] = {}
+    labels = StageLabels(programs.builder.stages, moment.program, moment.stage)
     in_flight: set[str] = set()  # names of values of a micro-batch
 
-    def name(path: ValuePath) -> str:
-        label = stage_labels.argument(path)
-        labels[label.name] = label
-        if stage_labels.kind_of_argument(path) in OF_MICRO_BATCH:
+    def label(path: ValuePath) -> ValueLabel:
+        label = labels.argument(path)
+        if labels.kind_of_argument(path) in OF_MICRO_BATCH:
             in_flight.add(label.name)
-        return label.name
+        return label
 
     layers = layer_finder(layer_names(model), renames_of(executable))
-    alive = list(memory_profile(compiled_of(executable), layers, name).alive)
-    tensors = [
-        replace(each, layer=labels[each.name].layer or each.layer)
-        if each.opcode == "parameter" and each.name in labels
-        else each
-        for each in alive
-    ]
+    alive = list(memory_profile(compiled_of(executable), layers, label).alive)
     waiting = sum(each.nbytes for each in alive if each.name in in_flight)
     sums = {
         "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,
         "optimizer state": sum(r.optimizer_state for r in rows) * (moment.program != "final"),
     }
-    return tensors + [LiveBuffer(name, size, "", "") for name, size in sums.items() if size > 0]
+    return alive + [LiveBuffer(name, size, "", "") for name, size in sums.items() if size > 0]
 
 
 def _bytes(spec: Spec) -> int:

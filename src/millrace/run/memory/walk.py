@@ -60,12 +60,13 @@ class UpdateWalk:
             devices: the device of each stage.
         """
         self._split, self._passes, self._sizes, self._devices = split, passes, sizes, devices
-        # By device and array: bytes, kind, and the number of tasks that will take it.
-        self._arrays: dict[Hashable, dict[ArrayKey, tuple[int, HeldKind, int]]] = {
+        # By device and array: bytes, kind, and the stages that still take it.
+        self._arrays: dict[Hashable, dict[ArrayKey, tuple[int, HeldKind, set[int]]]] = {
             device: {} for device in devices
         }
         self._totals: Counter[Hashable] = Counter()
-        self._waiting: dict[tuple[str, int, int], list[ArrayKey]] = {}
+        # By stage and micro-batch: what its backward takes, as far as it is there.
+        self._waiting: dict[tuple[int, int], set[ArrayKey]] = {}
         self.peaks: dict[Hashable, PeakMoment] = {}
 
     def run(self, order: Iterable[Task], ends: Iterable[tuple[str, int]]) -> None:
@@ -82,67 +83,63 @@ class UpdateWalk:
             self._look(stage, name)
 
     def _forward(self, index: int, number: int) -> None:
-        stage, passes, sizes = self._split.stages[index], self._passes(index), self._sizes[index]
+        stage, sizes = self._split.stages[index], self._sizes[index]
         batch = [(number, "batch", leaf) for leaf in stage.batch]
         for key in batch:
             self._hold(index, key, sizes.batch[key[2]], "batches")
         self._look(index, "forward")
-        held = []
-        names = {"batch": stage.batch, "carried": stage.carried, "sent": stage.sent}
-        for (source, position), nbytes in zip(passes.held, sizes.held, strict=True):
-            if source == "residual":
-                key: ArrayKey = (number, "residual", index, position)
-            else:
-                what = "batch" if source == "batch" else "value"
-                key = (number, what, names[source][position])
-            self._hold(index, key, nbytes, "batches" if source == "batch" else "in flight")
-            held.append(key)
-        self._waiting["held", index, number] = held
+        held = self._held(index, number)
+        for key, nbytes in zip(held, sizes.held, strict=True):
+            self._hold(index, key, nbytes, "batches" if key[1] == "batch" else "in flight")
         for value in stage.sent:
             for consumer in self._split.values[value].consumers:
                 nbytes = self._split.values[value].nbytes
                 self._hold(consumer, (number, "value", value), nbytes, "in flight")
-        for key in (*batch, *((number, "value", value) for value in stage.carried)):
-            self._drop(index, key)
+        self._waiting.setdefault((index, number), set()).update(held)
+        carried = [(number, "value", value) for value in stage.carried]
+        self._drop(index, {*batch, *carried}.difference(held))
+
+    def _held(self, index: int, number: int) -> list[ArrayKey]:
+        """Returns the arrays that a forward leaves for its backward."""
+        stage = self._split.stages[index]
+        names = {"batch": stage.batch, "carried": stage.carried, "sent": stage.sent}
+        return [
+            (number, source, index, position)
+            if source == "residual"
+            else (number, "batch" if source == "batch" else "value", names[source][position])
+            for source, position in self._passes(index).held
+        ]
 
     def _backward(self, index: int, number: int) -> None:
         self._look(index, "backward")
-        self._drop_all(index, "held", number)
-        self._drop_all(index, "cotangent", number)
+        self._drop(index, self._waiting.pop((index, number)))
         self._answer(index, number)
 
     def _backward_input(self, index: int, number: int) -> None:
-        if self._passes(index).returns:
+        passes, held = self._passes(index), self._held(index, number)
+        waiting = self._waiting.pop((index, number))
+        # What the other half takes, of what has come and what this half leaves.
+        left = {held[k] for k in passes.weight_held}
+        left |= {(number, "cotangent", *passes.cotangents[k]) for k in passes.weight_cotangents}
+        if passes.returns:
             self._look(index, "backward_input")
-            self._hold(index, (number, "kept", index), self._sizes[index].kept, "in flight")
-            self._waiting["kept", index, number] = [(number, "kept", index)]
-        passes = self._passes(index)
-        held = self._waiting.pop(("held", index, number))
-        for_weights = [held[k] for k in passes.weight_held]
-        # Arrivals are in the order of the stages that sent them, not in that of the pass.
-        wanted = {passes.cotangents[k] for k in passes.weight_cotangents}
-        arrived = self._waiting.pop(("cotangent", index, number), [])
-        self._waiting["held", index, number] = for_weights
-        self._waiting["cotangent", index, number] = [k for k in arrived if k[2:] in wanted]
-        for position, key in enumerate(held):
-            if position not in passes.weight_held:
-                self._drop(index, key)
-        for key in arrived:
-            if key[2:] not in wanted:
-                self._drop(index, key)
+            kept = (number, "kept", index)
+            self._hold(index, kept, self._sizes[index].kept, "in flight")
+            left.add(kept)
+        self._waiting[index, number] = left
+        self._drop(index, waiting - left)
         self._answer(index, number)
 
     def _backward_weight(self, index: int, number: int) -> None:
         self._look(index, "backward_weight")
-        for kind in ("held", "kept", "cotangent"):
-            self._drop_all(index, kind, number)
+        self._drop(index, self._waiting.pop((index, number)))
 
     def _answer(self, index: int, number: int) -> None:
         for value in self._passes(index).returns:
             producer = self._split.values[value].producer
             key = (number, "cotangent", value, index)
             self._hold(producer, key, self._split.values[value].nbytes, "in flight")
-            self._waiting.setdefault(("cotangent", producer, number), []).append(key)
+            self._waiting.setdefault((producer, number), set()).add(key)
 
     def _look(self, index: int, program: str) -> None:
         device, own = self._devices[index], self._sizes[index].own.get(program, 0)
@@ -157,21 +154,16 @@ class UpdateWalk:
     def _hold(self, index: int, key: ArrayKey, nbytes: int, kind: str) -> None:
         device = self._devices[index]
         arrays = self._arrays[device]
-        array = arrays.get(key)
-        if array is None:
-            arrays[key] = (nbytes, (index, kind), 1)
+        if key not in arrays:
+            arrays[key] = (nbytes, (index, kind), set())
             self._totals[device] += nbytes
-        else:
-            arrays[key] = (*array[:2], array[2] + 1)
+        arrays[key][2].add(index)
 
-    def _drop(self, index: int, key: ArrayKey) -> None:
+    def _drop(self, index: int, keys: Iterable[ArrayKey]) -> None:
         device = self._devices[index]
-        nbytes, kind, takers = self._arrays[device].pop(key)
-        if takers > 1:
-            self._arrays[device][key] = (nbytes, kind, takers - 1)
-        else:
-            self._totals[device] -= nbytes
-
-    def _drop_all(self, index: int, kind: str, number: int) -> None:
-        for key in self._waiting.pop((kind, index, number), ()):
-            self._drop(index, key)
+        for key in keys:
+            nbytes, _, takers = self._arrays[device][key]
+            takers.discard(index)
+            if not takers:
+                del self._arrays[device][key]
+                self._totals[device] -= nbytes

@@ -17,7 +17,7 @@ that it only reads. Lists are in the order of the records of `run/pipelines/prog
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -30,10 +30,11 @@ from millrace.programs.steps.program import FACTOR, Program
 from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
-from millrace.run.pipelines.programs.stage_taps import bundle_of_update
+from millrace.run.pipelines.programs.stage_taps import bundle_of
 from millrace.run.pipelines.programs.stages import StageLayouts, Stages, state_groups, with_sums
 
 T = TypeVar("T")
+UPDATE_PARTS = ("partial", "shared", "final")
 
 
 class StageBuilder:
@@ -48,6 +49,24 @@ class StageBuilder:
     def is_whole(self, index: int) -> list[bool]:
         """Returns for each value that a stage's forward changes whether all replicas share it."""
         return [True] * len(self.stages.split.stages[index].new_state)
+
+    def program(self, name: str, index: int) -> Program:
+        """Returns a program of a stage by its name."""
+        if name in UPDATE_PARTS:
+            return self.update_part(name, index)
+        return self.makers[name](index)
+
+    @property
+    def makers(self) -> dict[str, Callable[[int], Program]]:
+        """The functions that make the program of a stage, by its name, except parts of updates."""
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "backward_input": self.backward_input,
+            "backward_weight": self.backward_weight,
+            "zeros": self.zeros,
+            "logs": self.logs,
+        }
 
     def forward(self, index: int) -> Program:
         """One micro-batch through a stage."""
@@ -170,19 +189,20 @@ class StageBuilder:
             "zeros", index, reduction.zeros, (), (), with_sums(self.layouts, index)
         )
 
-    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+    def update_part(self, name: str, index: int) -> Program:
         """One stage's part of the update, whose first argument are the values that it replaces.
 
         It returns its outputs, tapped values, and a zero to wait for, since later updates take
         over the memory of the outputs.
         """
-        replaced = replaced_by(self.stages.update, part)
-        tapped = bundle_of_update(self.stages.update.taps, part, index)
+        part = self.stages.update.parts[name, index]
+        replaced, others = arguments_of(self.stages.update, part)
+        tapped = bundle_of(self.stages.update.taps, part.taps, index)
         run = as_function(part.graph)
         specs = dict(zip(part.inputs, map(spec_of, part.graph.invars), strict=True))
 
-        def update(replaced_values: Arrays, others: Arrays) -> Arrays:
-            remaining = iter(others)
+        def update(replaced_values: Arrays, other_values: Arrays) -> Arrays:
+            remaining = iter(other_values)
             old = dict(zip(replaced, replaced_values, strict=True))
             values = run(*(old[s] if s in old else next(remaining) for s in part.inputs))
             outputs, taps = _cut(values, [len(part.outputs)])
@@ -190,7 +210,7 @@ class StageBuilder:
 
         arguments = tuple(
             self.layouts.specs(index, slots, [specs[slot] for slot in slots])
-            for slots in (replaced, [slot for slot in part.inputs if slot not in replaced])
+            for slots in (replaced, others)
         )
         results = self.layouts.results(index, part.outputs)
         if results is not None:
@@ -202,12 +222,9 @@ class StageBuilder:
         """Returns the spec of an input of the update."""
         if slot.role in State._fields:
             return self.stages.slot(slot)
-        update = self.stages.update
-        parts = [*update.partial.values(), *update.final.values()]
-        parts += [update.shared] if update.shared is not None else []
         variables = (
             var
-            for part in parts
+            for part in self.stages.update.parts.values()
             for own, var in zip(part.inputs, part.graph.invars, strict=True)
             if own == slot
         )
@@ -223,11 +240,14 @@ class StageBuilder:
         return self.stages.program("logs", index, logs, (metrics,), ())
 
 
-def replaced_by(update: SplitUpdate, part: UpdatePart) -> list[Slot]:
-    """Returns the inputs of a part of an update whose memory its outputs take over."""
-    others = [p for p in update.final.values() if p is not part]
-    replaced = set(part.outputs) - {slot for other in others for slot in other.inputs}
-    return [slot for slot in part.inputs if slot in replaced]
+def arguments_of(update: SplitUpdate, part: UpdatePart) -> tuple[list[Slot], list[Slot]]:
+    """Returns the inputs of a part of an update whose memory its outputs take over, and others."""
+    parts = [p for p in update.final.values() if p is not part]
+    replaced = set(part.outputs) - {slot for other in parts for slot in other.inputs}
+    return (
+        [slot for slot in part.inputs if slot in replaced],
+        [slot for slot in part.inputs if slot not in replaced],
+    )
 
 
 def _cut(values: Sequence[T], lengths: Sequence[int]) -> list[list[T]]:

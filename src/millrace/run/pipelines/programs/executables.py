@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import keras
@@ -24,7 +24,6 @@ from millrace.compilation.finder import ProgramFinder
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.recomputation.ignored_boundaries import IgnoredBoundaries
 from millrace.programs.steps.offload import with_moves
-from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
 from millrace.run.pipelines.assignment.layer_calls import LayerCall
 from millrace.run.pipelines.programs.builder import StageBuilder
@@ -38,26 +37,18 @@ from millrace.run.pipelines.programs.imported_stages import (
 from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
 from millrace.run.pipelines.programs.stages import StageLayouts, StageSource, trace_stages
 
-# builder, name, stage, group, whether non-finite values are looked for
-ExecutableKey = tuple[StageBuilder, str, int, DeviceGroup, object]
-
-
-class ProgramMaker(NamedTuple):
-    """A program of a stage that may have to be made."""
-
-    name: str
-    stage: int
-    make: Callable[[], Program]
+# builder, name, stage, whether non-finite values are looked for
+ExecutableKey = tuple[StageBuilder, str, int, object]
 
 
 class StageExecutables:
-    """Finds the executable of a stage's pass, for the devices of the stage.
+    """Finds the executable of a stage's program, for the devices of the stage.
 
     Exported executables are loaded, with the facts about the stages that the runner needs: then
     nothing is traced.
 
-    It belongs to one compiled function of one model with one assignment of stages, so only the
-    plan, the specs of the state and the device tell its executables apart.
+    It belongs to one compiled function of one model with one assignment of stages to devices, so
+    only the plan and the specs of the state tell its executables apart.
     """
 
     def __init__(
@@ -65,6 +56,7 @@ class StageExecutables:
         model: keras.Model,
         calls: Sequence[LayerCall],
         marks_for: Callable[[BatchSpec], Marks],
+        groups: Sequence[DeviceGroup],
         log: CompileLog,
         pipelining: Pipelining,
         identity: ObjectNumbers = (),
@@ -73,6 +65,7 @@ class StageExecutables:
         self._model = model
         self._calls = calls
         self._marks_for = marks_for  # may trace the model
+        self.groups = tuple(groups)  # of each stage
         self._marks: Marks | None = None  # for the first batch, and all after it
         self._log = log
         self._pipelining = pipelining
@@ -84,39 +77,40 @@ class StageExecutables:
         self._layers_of: dict[int, tuple[str, ...]] = {}
         self._executables: dict[ExecutableKey, Executable] = {}
 
-    def builder(self, plan: Plan, state: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
+    def builder(self, plan: Plan, state: State) -> StageBuilder:
         """Returns the builder of a plan's programs. Traces one step if the plan is new."""
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
         key = (plan, tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)))
         if key not in self._builders:
-            builder = self._imported(plan, specs, groups) or self._trace(plan, specs, groups)
+            builder = self._imported(plan, specs) or self._trace(plan, specs)
             self._builders[key] = builder
-            self._export_facts(builder, plan, groups)
+            self._export_facts(builder, plan)
         return self._builders[key]
 
-    def _imported(
-        self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]
-    ) -> StageBuilder | None:
+    def _imported(self, plan: Plan, specs: State) -> StageBuilder | None:
         """Returns a builder on stages that another process has exported; None without these."""
-        if self._exports.loaded.is_empty or not _is_exported(plan, groups):
+        if self._exports.loaded.is_empty or not self._is_exported(plan):
             return None
         facts = self._exports.loaded.stages(self._key(plan, "stages"))
         if not isinstance(facts, StageFacts):
             return None
         return ImportedBuilder(
-            facts, lambda: self._trace(plan, specs, groups), self._model, plan, specs, groups
+            facts, lambda: self._trace(plan, specs), self._model, plan, specs, self.groups
         )
 
-    def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
+    def _trace(self, plan: Plan, specs: State) -> StageBuilder:
         marks = self._marks_of(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
         with tracing(self._model), fewer_collections(), self._boundaries.watched(plan):
-            return make_builder(self._model, plan, self._calls, marks, specs, groups)
+            return make_builder(self._model, plan, self._calls, marks, specs, self.groups)
 
-    def _export_facts(
-        self, builder: StageBuilder, plan: Plan, groups: Sequence[DeviceGroup]
-    ) -> None:
-        if not _is_exported(plan, groups):
+    def _is_exported(self, plan: Plan) -> bool:
+        """Whether the stages are exported; those of several replicas are not."""
+        is_local = all(group.is_local for group in self.groups)
+        return plan.replicas == 1 and not plan.tapped and is_local
+
+    def _export_facts(self, builder: StageBuilder, plan: Plan) -> None:
+        if not self._is_exported(plan):
             return
         reference, trains = weakref.ref(builder), plan.mode is Mode.TRAIN
 
@@ -128,30 +122,15 @@ class StageExecutables:
 
         self._exports.stages(self._key(plan, "stages"), plan, facts)
 
-    def find(
-        self,
-        builder: StageBuilder,
-        plan: Plan,
-        group: DeviceGroup,
-        name: str,
-        stage: int,
-        make: Callable[[], Program],
-    ) -> Executable:
-        """Returns the executable of a name, stage and group; `make` returns its program."""
-        key = (builder, name, stage, group, looks_for_non_finite())
+    def find(self, builder: StageBuilder, name: str, stage: int) -> Executable:
+        """Returns the executable of a program, by its name and stage."""
+        key = (builder, name, stage, looks_for_non_finite())
         if key not in self._executables:
-            wanted = self._wanted(builder, plan, group, ProgramMaker(name, stage, make))
-            self._executables[key] = self._finder.find(wanted)
+            self._executables[key] = self._finder.find(self._wanted(builder, name, stage))
         return self._executables[key]
 
-    def prepare(
-        self,
-        builder: StageBuilder,
-        plan: Plan,
-        groups: Sequence[DeviceGroup],
-        programs: Iterable[ProgramMaker],
-    ) -> None:
-        """Finds the executables of programs in parallel, for `find`.
+    def prepare(self, builder: StageBuilder, programs: Iterable[tuple[str, int]]) -> None:
+        """Finds the executables of programs, by name and stage, in parallel, for `find`.
 
         Programs that do not compile are left to `find`, whose error names the task.
 
@@ -159,28 +138,24 @@ class StageExecutables:
             RecompilationError: if one would be compiled again and recompilation is forbidden.
         """
         wanted: dict[ExecutableKey, Wanted] = {}
-        for maker in programs:
-            group = groups[maker.stage]
-            key = (builder, maker.name, maker.stage, group, looks_for_non_finite())
-            if key not in self._executables and group.local:
-                wanted[key] = self._wanted(builder, plan, group, maker)
+        for name, stage in programs:
+            key = (builder, name, stage, looks_for_non_finite())
+            if key not in self._executables and self.groups[stage].local:
+                wanted[key] = self._wanted(builder, name, stage)
         self._executables.update(self._finder.find_all(wanted))
 
-    def _wanted(
-        self, builder: StageBuilder, plan: Plan, group: DeviceGroup, maker: ProgramMaker
-    ) -> Wanted:
-        name, stage = maker.name, maker.stage
-        options, model = self._options(name, stage), self._model
-        key = self._key(plan, f"{name} of stage {stage}", group, options)
+    def _wanted(self, builder: StageBuilder, name: str, stage: int) -> Wanted:
+        options, model, plan = self._options(name, stage), self._model, builder.layouts.plan
+        key = self._key(plan, f"{name} of stage {stage}", self.groups[stage], options)
         gaps = self._keys.describe(plan).model.gaps
-        plan = replace(plan, group=group)
+        plan = builder.layouts.plans[stage]
         obstacle = why_not(plan, key, gaps)
         if jax.tree.leaves(builder.stages.split.taps):
             obstacle = "its layers tap values, for queues of this process"
 
         def make() -> Code:
             self._log.begin(f"{key.program} of {model.name!r}")
-            return code_of(with_moves(maker.make()), plan, options)
+            return code_of(with_moves(builder.program(name, stage)), plan, options)
 
         layers, source = self._layers_of.get(stage, ()), StageSource(builder.stages, name, stage)
         return of_plan(key, plan, make, model, obstacle, layers=layers, source=source)
@@ -229,11 +204,6 @@ def _layers_of(marks: Marks) -> dict[int, tuple[str, ...]]:
     return layers
 
 
-def _is_exported(plan: Plan, groups: Sequence[DeviceGroup]) -> bool:
-    """Whether the stages are exported; those of several replicas are not."""
-    return plan.replicas == 1 and not plan.tapped and all(group.is_local for group in groups)
-
-
 def make_builder(
     model: keras.Model,
     plan: Plan,
@@ -252,9 +222,8 @@ def make_builder(
         state: specs of the state of one replica.
         groups: of each stage.
     """
-    plans = [replace(plan, group=group) for group in groups]
     if plan.replicas == 1:
         stages = trace_stages(model, plan, calls, marks, state)
-        return StageBuilder(stages, StageLayouts(stages, plans))
+        return StageBuilder(stages, StageLayouts(stages, plan, groups))
     stages = trace_stages(model, replace(plan, step_logs=False), calls, marks, state)
-    return ReplicaStageBuilder(stages, StageLayouts(stages, plans))
+    return ReplicaStageBuilder(stages, StageLayouts(stages, plan, groups))

@@ -6,7 +6,9 @@ ImportedBuilder(facts, trace, ...)   a builder on these facts, which traces the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 import jax
 import keras
@@ -19,7 +21,7 @@ from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.passes import Passes
-from millrace.run.pipelines.programs.split import Slot, Split
+from millrace.run.pipelines.programs.split import Slot, Split, Stage
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.run.pipelines.programs.stages import StageLayouts, Stages
 
@@ -37,40 +39,24 @@ class StageFacts:
 
 def facts_of(builder: StageBuilder, trains: bool) -> StageFacts:
     """Returns the facts about a builder's stages."""
-    stages = builder.stages.split.stages
-    return StageFacts(
-        split=replace(
-            builder.stages.split,
-            stages=tuple(replace(stage, graph=_NOTHING) for stage in stages),
-            owners=dict(builder.stages.split.owners),
-        ),
-        passes={k: _bare_passes(builder.stages.passes(k)) for k in range(len(stages)) if trains},
-        update=_bare_update(builder.stages.update) if trains else None,
-    )
+    stages = builder.stages
+    numbers = range(len(stages.split.stages)) if trains else ()
+    passes = {number: stages.passes(number) for number in numbers}
+    return _without_graphs(StageFacts(stages.split, passes, stages.update if trains else None))
 
 
-def _bare_passes(passes: Passes) -> Passes:
-    return replace(
-        passes,
-        forward=_NOTHING,
-        backward=_NOTHING,
-        backward_input=_NOTHING,
-        backward_weight=_NOTHING,
-    )
-
-
-def _bare_update(update: SplitUpdate) -> SplitUpdate:
-    def bare(parts: Mapping[int, UpdatePart]) -> dict[int, UpdatePart]:
-        return {stage: replace(part, graph=_NOTHING) for stage, part in parts.items()}
-
-    shared = update.shared
-    return replace(
-        update,
-        partial=bare(update.partial),
-        shared=None if shared is None else replace(shared, graph=_NOTHING),
-        final=bare(update.final),
-        owners=dict(update.owners),
-    )
+def _without_graphs(value: Any) -> Any:
+    """Returns facts with an empty graph in place of each one in them."""
+    if isinstance(value, Graph):
+        return _NOTHING
+    if type(value) is dict:
+        return {key: _without_graphs(each) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_without_graphs, value))
+    if isinstance(value, StageFacts | Split | Stage | Passes | SplitUpdate | UpdatePart):
+        names = [field.name for field in fields(value)]
+        return replace(value, **{name: _without_graphs(getattr(value, name)) for name in names})
+    return value
 
 
 class ImportedBuilder(StageBuilder):
@@ -96,48 +82,27 @@ class ImportedBuilder(StageBuilder):
             groups: of each stage.
         """
         self._trace = trace
-        self._traced: StageBuilder | None = None
 
         def update() -> SplitUpdate:
-            return facts.update or self._builder().stages.update
+            return facts.update or self._traced.stages.update
 
         passes = facts.passes.__getitem__
         stages = Stages(model, plan, state, facts.split, passes, update)
-        plans = [replace(plan, group=group) for group in groups]
-        super().__init__(stages, StageLayouts(stages, plans))
+        super().__init__(stages, StageLayouts(stages, plan, groups))
 
-    def forward(self, index: int) -> Program:
-        """One micro-batch through a stage."""
-        return self._builder().forward(index)
-
-    def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch at a stage, added to the accumulators."""
-        return self._builder().backward(index)
-
-    def backward_input(self, index: int) -> Program:
-        """The half of backward that computes cotangents, for which earlier stages wait."""
-        return self._builder().backward_input(index)
-
-    def backward_weight(self, index: int) -> Program:
-        """The other half of backward: the gradients, added to the accumulators."""
-        return self._builder().backward_weight(index)
-
-    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
-        """One stage's part of the update."""
-        builder = self._builder()
-        update = builder.stages.update
-        parts = {"partial": update.partial, "final": update.final}
-        whole = update.shared if name == "shared" else parts[name][index]
-        return builder.update_part(name, index, whole or part)
+    def program(self, name: str, index: int) -> Program:
+        """Returns a program of a stage by its name; most of them need the trace."""
+        if name in ("zeros", "logs"):
+            return super().program(name, index)
+        return self._traced.program(name, index)
 
     def spec_of(self, slot: Slot) -> Spec:
         """Returns the spec of an input of the update."""
-        return self._builder().spec_of(slot)
+        return self._traced.spec_of(slot)
 
-    def _builder(self) -> StageBuilder:
-        if self._traced is None:
-            self._traced = self._trace()
-        return self._traced
+    @cached_property
+    def _traced(self) -> StageBuilder:
+        return self._trace()
 
 
 def is_exchangeable(builder: StageBuilder, plan: Plan) -> bool:

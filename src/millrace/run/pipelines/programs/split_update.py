@@ -34,10 +34,18 @@ class SplitUpdate:
     """An update cut into parts."""
 
     partial: Mapping[int, UpdatePart]  # by stage, where there is one
-    shared: UpdatePart | None  # at the last stage
+    shared: Mapping[int, UpdatePart]  # of the last stage, where there is one
     final: Mapping[int, UpdatePart]  # by stage
     owners: Mapping[Slot, int]  # the stage at which a value of the optimizer lives
     taps: Tapped = NO_TAPPED  # specs of the values that the update taps
+
+    @property
+    def parts(self) -> dict[tuple[str, int], UpdatePart]:
+        """All parts in their order, by name and stage."""
+        of_names = {"partial": self.partial, "shared": self.shared, "final": self.final}
+        return {
+            (name, stage): part for name, parts in of_names.items() for stage, part in parts.items()
+        }
 
 
 def split_update(
@@ -73,7 +81,9 @@ def split_update(
         stage: _part(graph, [var for var, s in flow.partial.items() if s == stage], names)
         for stage in sorted(set(flow.partial.values()))
     }
-    shared = _part(graph, flow.shared, names, tuple(flow.partial)) if flow.shared else None
+    shared: dict[int, UpdatePart] = {}
+    if flow.shared:
+        shared[last] = _part(graph, flow.shared, names, tuple(flow.partial))
     final: dict[int, UpdatePart] = {}
     where = {**owners, **_tap_homes(graph, results, stage_of, flow.shared, last), **homes}
     for stage in range(last + 1):

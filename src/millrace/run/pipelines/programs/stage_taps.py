@@ -31,7 +31,6 @@ from millrace.programs.taps.statistics import reduction_of
 from millrace.programs.taps.taps import Tapped, collecting, tap
 from millrace.programs.taps.tensors import Rows, gradient_names, loss_scale, matches, tap_gradients
 from millrace.run.pipelines.programs.split import Arrays, Slot, Split
-from millrace.run.pipelines.programs.split_update import UpdatePart
 
 T = TypeVar("T")  # a tree of arrays
 HALTED = "halted"  # key of the flag of an update that was not applied; no queue has this name
@@ -122,11 +121,6 @@ class StageTaps:
         optimizer = tapping_optimizer(self._model)
         if optimizer is not None and weights:
             optimizer.tap_micro_gradients(list(gradients), [variables[k] for k in weights])
-
-
-def bundle_of_update(tapped: Tapped, part: UpdatePart, stage: int) -> Bundle | None:
-    """The values of an update that are tapped in one stage's part of it."""
-    return bundle_of(tapped, part.taps, stage)
 
 
 def tap_stage_update(

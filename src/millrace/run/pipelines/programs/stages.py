@@ -15,7 +15,7 @@ import keras
 from jax.sharding import PartitionSpec
 
 from millrace._compat.jaxpr import spec_of
-from millrace.base.devices import REPLICA, WHOLE
+from millrace.base.devices import REPLICA, WHOLE, DeviceGroup
 from millrace.base.pytrees import Layout, LayoutTree, Spec, SpecTree
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.replicas.placement import layout_of
@@ -179,15 +179,16 @@ class StageLayouts:
     Values of one replica need none, unless they are offloaded: a program finds them on its device.
     """
 
-    def __init__(self, stages: Stages, plans: Sequence[Plan]):
+    def __init__(self, stages: Stages, plan: Plan, groups: Sequence[DeviceGroup]):
         """Describes the replicas.
 
         Args:
             stages: whose values are laid out.
-            plans: of each stage, with its group of devices.
+            plan: of all replicas; its group is not used.
+            groups: of each stage.
         """
-        self._stages, self.plans = stages, plans
-        self.replicas = plans[0].replicas
+        self._stages, self.plan, self.replicas = stages, plan, plan.replicas
+        self.plans = [replace(plan, group=group) for group in groups]  # of each stage
 
     def of(self, index: int, slot: Slot) -> Layout | None:
         """Returns the layout of a value at a stage between updates; None: on its device."""

@@ -13,8 +13,7 @@ from millrace.base.devices import DeviceGroup
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.programs.steps.program import Program
 from millrace.programs.steps.state import State
-from millrace.run.pipelines.programs.split import Arrays
-from millrace.run.pipelines.runtime.links import Specs, leave
+from millrace.run.pipelines.runtime.links import leave
 from millrace.run.pipelines.runtime.micro_batches import Shape
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.transfer import ToAll
@@ -34,7 +33,7 @@ class KeptState:
         self._spans_processes = any(not group.is_local for group in groups)
         self._keras_state: State | None = None
         self._stage_state: StageState | None = None
-        self._to_all: dict[int, ToAll] = {}  # by stage
+        self._to_all = ToAll(groups)
         self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
         self._result_specs: dict[int, SpecTree] = {}  # by stage
 
@@ -95,7 +94,7 @@ class KeptState:
             self._result_specs[stage] = jax.eval_shape(program.function, *program.arguments)
         specs = self._result_specs[stage]
         leaves = None if result is None else jax.tree.leaves(result)
-        shared = self._share(stage, leaves, jax.tree.leaves(specs))
+        shared = self._to_all.share(stage, leaves, jax.tree.leaves(specs))
         return jax.tree.unflatten(jax.tree.structure(specs), shared)
 
     def _fetch(self, role: str, values: list[jax.Array], state: StageState) -> None:
@@ -105,7 +104,8 @@ class KeptState:
             indices = sorted(slot.index for slot in slots if slot.role == role)
             specs = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in indices]
             mine = [values[k] for k in indices] if self._groups[stage].local else None
-            for k, value in zip(indices, self._share(stage, mine, specs), strict=True):
+            shared = self._to_all.share(stage, mine, specs)
+            for k, value in zip(indices, shared, strict=True):
                 values[k] = value
         try:
             jax.block_until_ready(values)
@@ -113,11 +113,6 @@ class KeptState:
             leave(error)
             raise
         texts_of_all("", FETCH_SECONDS)  # none may replace a value that another still fetches
-
-    def _share(self, stage: int, values: list[jax.Array] | None, specs: Specs) -> Arrays:
-        if stage not in self._to_all:
-            self._to_all[stage] = ToAll(self._groups[stage], self._groups)
-        return self._to_all[stage].share(values, specs)
 
 
 FETCH_SECONDS = 600.0  # for all processes to get the weights

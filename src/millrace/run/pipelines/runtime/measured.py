@@ -78,10 +78,8 @@ class MeasuredPipeline:
 
     def add_forward(self, stage: int, begin: float) -> None:
         """Adds the forward of the micro-batch that runs."""
-        if self._measurement is not None:
-            # What ran before the first one is not known, so that only its end can be told.
-            task = Task(stage, Pass.FORWARD, self._forwards - 1)
-            self._measurement.add(task, self._group_of[stage], begin)
+        # What ran before the first one is not known, so that only its end can be told.
+        self.add(Task(stage, Pass.FORWARD, self._forwards - 1), begin)
 
     def end_forward(self) -> None:
         """Ends a micro-batch of evaluation."""

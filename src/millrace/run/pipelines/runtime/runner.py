@@ -8,7 +8,6 @@ update.run(...)                     each stage where its weights live
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import median
 
 import jax
@@ -102,12 +101,12 @@ class PipelineRunner:
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
-                self._reduce_replicas(self._shapes.first()[1], [[]] * len(self._groups), steps)
+                self._reduce_replicas(self._shapes.first(), [[]] * len(self._groups), steps)
             if not results and self._plan.mode is not Mode.PREDICT:
                 results = self._received([CallResult(self._logs(self._values), steps, 1)])
             state = self._values.state()
             self._kept.keep(state, self._values)
-            self._taps.end(state, self._shapes.first()[1])
+            self._taps.end(state, self._shapes.first())
             self._count_tasks()
         self.state = self._values = None
         return state, results
@@ -293,16 +292,11 @@ class PipelineRunner:
 
     def _logs(self, state: StageState) -> ArrayTree:
         """Returns the logs of the last step, computed from the metrics."""
-        spec, shape = self._shapes.first()
-        last, group = self._last, self._groups[self._last]
-        plan = replace(self._plan, batch=spec)
-        logs = None
-        if group.local:
-            run = self._compiled.executables.find(
-                shape.builder, plan, group, "logs", last, lambda: shape.builder.logs(last)
-            )
+        builder, last, logs = self._shapes.first().builder, self._last, None
+        if self._groups[last].local:
+            run = self._compiled.executables.find(builder, "logs", last)
             logs = run(*state.metrics())
-        return self._kept.share_result(logs, last, lambda: shape.builder.logs(last))
+        return self._kept.share_result(logs, last, lambda: builder.program("logs", last))
 
     def _wait(self, probe: ArrayTree, pending: int) -> None:
         """Waits until at most `pending` probes are unfinished: JAX would queue any number."""

@@ -1,7 +1,8 @@
 """The compiled stages of each shape of batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.base.collector import fewer_collections
@@ -43,17 +44,14 @@ class StagePrograms:
 class CompiledStages:
     """The executables of one mode of one pipeline, the devices of its stages, and its orders."""
 
-    def __init__(
-        self, executables: StageExecutables, groups: Sequence[DeviceGroup], orders: Orders
-    ):
+    def __init__(self, executables: StageExecutables, orders: Orders):
         """Describes a pipeline, compiling nothing.
 
         Args:
             executables: of the pipeline.
-            groups: of each stage.
             orders: of the tasks of an update.
         """
-        self.executables, self.groups, self.orders = executables, tuple(groups), orders
+        self.executables, self.groups, self.orders = executables, executables.groups, orders
 
     @fewer_collections()  # while the passes of stages and the update are traced
     def prepare(self, plan: Plan, state: State, is_first: bool) -> StageBuilder:
@@ -64,9 +62,9 @@ class CompiledStages:
             state: the state, or its specs, as Keras has it.
             is_first: whether updates run the programs of this shape.
         """
-        builder = self.executables.builder(plan, state, self.groups)
-        wanted = pipeline_programs(builder, self.orders, plan, is_first)
-        self.executables.prepare(builder, plan, self.groups, wanted)
+        builder = self.executables.builder(plan, state)
+        wanted = pipeline_programs(builder, self.orders, is_first)
+        self.executables.prepare(builder, wanted)
         return builder
 
     def programs(self, plan: Plan, state: State) -> StagePrograms:
@@ -79,11 +77,10 @@ class CompiledStages:
         builder = self.prepare(plan, state, is_first=True)
         schedule, order = self.orders.of(plan.accumulation.steps)
         programs: dict[tuple[str, int], StageProgram] = {}
-        for name, stage, make in pipeline_programs(builder, self.orders, plan, is_first=True):
-            group = self.groups[stage]
-            if group.local:
-                run = self.executables.find(builder, plan, group, name, stage, make)
-                programs[name, stage] = StageProgram(make(), run)
+        for name, stage in pipeline_programs(builder, self.orders, is_first=True):
+            if self.groups[stage].local:
+                run = self.executables.find(builder, name, stage)
+                programs[name, stage] = StageProgram(builder.program(name, stage), run)
         return StagePrograms(builder, self.groups, schedule, order, programs)
 
 
@@ -119,10 +116,9 @@ class Shapes:
             shape = self._shapes[key] = self._make(spec, state)
         return shape
 
-    def first(self) -> tuple[BatchSpec, Shape]:
+    def first(self) -> Shape:
         """Returns the first shape, whose programs run all updates."""
-        (spec, _), shape = next(iter(self._shapes.items()))
-        return spec, shape
+        return next(iter(self._shapes.values()))
 
     def chosen(self, spec: BatchSpec, state: State) -> Plan:
         """Returns the plan for a shape, within its budget."""
@@ -130,14 +126,9 @@ class Shapes:
 
     def _make(self, spec: BatchSpec, state: State) -> Shape:
         plan, compiled = self.chosen(spec, state), self.compiled
-        builder = compiled.executables.builder(plan, state, compiled.groups)
-        check_queues(builder)
-        compiled.prepare(plan, state, is_first=not self._shapes)
-
-        def find(name: str, stage: int, make: Callable[[], Program]) -> Executable:
-            group = compiled.groups[stage]
-            return compiled.executables.find(builder, plan, group, name, stage, make)
-
+        check_queues(compiled.executables.builder(plan, state))
+        builder = compiled.prepare(plan, state, is_first=not self._shapes)
+        find = partial(compiled.executables.find, builder)
         stages = [
             StageTasks(builder, plan.mode, stage, compiled.groups, find)
             for stage in range(len(compiled.groups))

@@ -51,7 +51,7 @@ class TapCollector:
         self._every = plan.taps.every if self._trains else 1
         self._stops = self._trains and plan.taps.stops
         self._count = UpdateCount()
-        self._to_all: dict[int, ToAll] = {}  # by the stage that a flag is from
+        self._to_all = ToAll(groups)
         self._no_statistics: dict[tuple[int, ...], jax.Array] = {}  # by shape
         self._done = 0  # steps of the running execution so far
         self.halted: Halted | None = None  # the update before which the execution ended
@@ -129,9 +129,7 @@ class TapCollector:
             return None
         flags = [updates[HALTED]] if HALTED in updates.keys else None
         if any(not group.is_local for group in self._groups):
-            if stage not in self._to_all:
-                self._to_all[stage] = ToAll(self._groups[stage], self._groups)
-            flags = self._to_all[stage].share(flags, [jax.ShapeDtypeStruct((1,), jnp.bool_)])
+            flags = self._to_all.share(stage, flags, [jax.ShapeDtypeStruct((1,), jnp.bool_)])
         return np.asarray((flags or [])[0])[0]
 
     def _blank(self, tapped: Tapped) -> Tapped:

@@ -1,7 +1,6 @@
 """The tasks of one stage: each takes its inputs from the buffers and leaves its results there."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import jax
 import numpy as np
@@ -11,9 +10,7 @@ from millrace.base.devices import DeviceGroup
 from millrace.compilation.executables.executable import Executable
 from millrace.errors import MillraceError, NonFiniteError, TaskError
 from millrace.programs.plan import Mode
-from millrace.programs.steps.program import Program
 from millrace.run.pipelines.programs.builder import StageBuilder
-from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.stage_state import StageState
@@ -38,8 +35,7 @@ def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceErro
     return TaskError(f"Task {task} failed: {where}. {type(error).__name__}: {error}\n{drawing}")
 
 
-# (name, stage, how to make the program) -> executable
-FindExecutable = Callable[[str, int, Callable[[], Program]], Executable]
+FindExecutable = Callable[[str, int], Executable]  # by the name of a program and its stage
 
 
 class StageTasks:
@@ -61,7 +57,6 @@ class StageTasks:
         find: FindExecutable,
     ):
         self._stage = stage = builder.stages.split.stages[index]
-        self._builder = builder
         self._index = index
         self._find = find
         group = groups[index]
@@ -72,8 +67,8 @@ class StageTasks:
         self._routes = routes(sent, builder, index, groups)
         self._to_all = self._result_specs = None
         if stage.results and any(not each.is_local for each in groups):
-            self._to_all = ToAll(group, groups)
-            program = builder.forward(index)
+            self._to_all = ToAll(groups)
+            program = builder.program("forward", index)
             specs = jax.eval_shape(program.function, *program.arguments)
             self._result_specs = specs[2][: len(stage.results)]
         self._forward_taps = builder.stages.taps.forward(index)
@@ -105,7 +100,7 @@ class StageTasks:
         if self._copies is not None:
             batch = self._batch(leaves)
             carried = buffers.take_carried(index, micro_batch, stage.carried)
-            run = self._executables.get("forward") or self._get("forward", self._builder.forward)
+            run = self._executables.get("forward") or self._get("forward")
             sent, state.changing[index], results, residuals = run(
                 state.weights[index],
                 state.fixed[index],
@@ -141,7 +136,7 @@ class StageTasks:
             return
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
-        run = self._executables.get("backward") or self._get("backward", self._builder.backward)
+        run = self._executables.get("backward") or self._get("backward")
         returned, sums[index], *taps = run(
             state.weights[index], held, cotangents, sums[index], weight, *steps
         )
@@ -162,9 +157,7 @@ class StageTasks:
         returned: Arrays = []
         kept: Arrays = []
         if passes.returns:  # the first stage returns no cotangents: it has only the other half
-            run = self._executables.get("backward_input") or self._get(
-                "backward_input", self._builder.backward_input
-            )
+            run = self._executables.get("backward_input") or self._get("backward_input")
             returned, kept = run(state.weights[index], held, cotangents)
             self._answer(micro_batch, returned, buffers)
         left = (
@@ -189,9 +182,7 @@ class StageTasks:
         index = self._index
         if not self.is_here:
             return
-        run = self._executables.get("backward_weight") or self._get(
-            "backward_weight", self._builder.backward_weight
-        )
+        run = self._executables.get("backward_weight") or self._get("backward_weight")
         kept = buffers.take_kept(index, micro_batch)
         result = run(state.weights[index], *kept, sums[index], weight, *steps)
         if self._backward_taps is not None:
@@ -205,7 +196,7 @@ class StageTasks:
         """Returns the gradient accumulators of the stage; none if it is in another process."""
         if not self.is_here:
             return []
-        run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
+        run = self._executables.get("zeros") or self._get("zeros")
         return run()
 
     def reduce_replicas(self, sums: list[Arrays], state: StageState, steps: np.ndarray) -> None:
@@ -213,10 +204,7 @@ class StageTasks:
         index = self._index
         if not self.is_here:
             return
-        builder = cast(ReplicaStageBuilder, self._builder)
-        run = self._executables.get("reduce_replicas") or self._get(
-            "reduce_replicas", builder.reduce_replicas
-        )
+        run = self._executables.get("reduce_replicas") or self._get("reduce_replicas")
         by_replica = state.values_by_replica(index)
         sums[index], by_replica, whole = run(sums[index], by_replica, steps)
         state.reduce_replicas(index, by_replica, whole)
@@ -234,7 +222,7 @@ class StageTasks:
 
     def _send(self, micro_batch: int, sent: Arrays | None, buffers: Buffers) -> None:
         for route in self._routes:
-            for array, number, stages in route.carry(sent):
+            for array, (_, number, stages) in route.carry(sent):
                 for consumer in stages:
                     buffers.send(consumer, micro_batch, number, array)
 
@@ -243,15 +231,14 @@ class StageTasks:
         indices = self._stage.results
         if self._to_all is None:
             return dict(zip(indices, results or [], strict=results is not None))
-        shared = self._to_all.share(results, self._result_specs or [])
+        shared = self._to_all.share(self._index, results, self._result_specs or [])
         return dict(zip(indices, shared, strict=True))
 
     def _answer(self, micro_batch: int, returned: Arrays | None, buffers: Buffers) -> None:
         for route in self._answers:
-            for array, number, (producer,) in route.carry(returned):
+            for array, (_, number, (producer,)) in route.carry(returned):
                 buffers.answer(producer, micro_batch, (number, self._index), array)
 
-    def _get(self, name: str, make: Callable[[int], Program]) -> Executable:
-        executable = self._find(name, self._index, lambda: make(self._index))
-        self._executables[name] = executable
+    def _get(self, name: str) -> Executable:
+        executable = self._executables[name] = self._find(name, self._index)
         return executable

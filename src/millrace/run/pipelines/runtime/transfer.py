@@ -8,7 +8,7 @@ the same order as the others. No call waits for the other processes or for the a
 
 Copies    within this process
 Edge      between processes; those that have a device of either group call it together
-ToAll     from one group to every process that has no device of it
+ToAll     from the group of a stage to every process that has no device of it
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -145,57 +145,54 @@ def make_move(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
 
 
 class ToAll:
-    """Sends values that are the same on all devices of a group to the processes without one."""
+    """Sends values that are the same on all devices of a stage to the processes without one."""
 
-    def __init__(self, source: DeviceGroup, groups: Sequence[DeviceGroup]):
-        """Creates the edges; every process does so at the same point.
+    def __init__(self, groups: Sequence[DeviceGroup]):
+        """Creates no edges yet.
 
         Args:
-            source: the group whose values all processes get.
             groups: of all stages; each process gets the values on its first device in these.
         """
-        here = jax.process_index()
-        first = source.devices[0]
-        self._device = first
-        having = {device.process_index for device in source.devices}
-        targets: dict[int, jax.Device] = {}
-        for device in (device for group in groups for device in group.devices):
-            if device.process_index not in having:
-                targets.setdefault(device.process_index, device)
-        self._has = here in having
-        self._edges = [
-            Edge(DeviceGroup((first,)), DeviceGroup((device,)))
-            for process, device in sorted(targets.items())
-            if here in (first.process_index, process)
-        ]
+        self._groups = groups
+        self._edges: dict[int, list[Edge]] = {}  # by the stage that they start from
 
-    def share(self, arrays: Sequence[Array] | None, specs: Specs) -> Arrays:
+    def share(self, stage: int, arrays: Sequence[Array] | None, specs: Specs) -> Arrays:
         """Returns the values in this process, before they have arrived.
 
+        The first call for a stage creates its edges: every process makes it at the same point.
+
         Args:
-            arrays: in the processes that have the group; None in the others.
+            stage: whose values all processes get.
+            arrays: in the processes that have a device of the stage; None in the others.
             specs: of the arrays, in all processes.
         """
+        if stage not in self._edges:
+            self._edges[stage] = self._edges_from(self._groups[stage])
         own = None if arrays is None else list(map(own_copy, arrays))
-        for edge in self._edges:
+        for edge in self._edges[stage]:
             moved = edge.move(own, specs)
             if moved is not None:
                 return moved
         return own or []
+
+    def _edges_from(self, source: DeviceGroup) -> list[Edge]:
+        here, first = jax.process_index(), source.devices[0]
+        having = {device.process_index for device in source.devices}
+        targets: dict[int, jax.Device] = {}
+        for device in (device for group in self._groups for device in group.devices):
+            if device.process_index not in having:
+                targets.setdefault(device.process_index, device)
+        return [
+            Edge(DeviceGroup((first,)), DeviceGroup((device,)))
+            for process, device in sorted(targets.items())
+            if here in (first.process_index, process)
+        ]
 
 
 class Sent(NamedTuple):
     """A value that a stage sends to others."""
 
     position: int  # among the values that the stage computes
-    number: int  # of the value
-    stages: tuple[int, ...]  # that take it
-
-
-class Arrival(NamedTuple):
-    """A value that has come to stages of this process."""
-
-    array: jax.Array
     number: int  # of the value
     stages: tuple[int, ...]  # that take it
 
@@ -207,7 +204,7 @@ class Route(NamedTuple):
     sent: list[Sent]
     specs: Specs
 
-    def carry(self, values: Arrays | None) -> Iterator[Arrival]:
+    def carry(self, values: Arrays | None) -> Iterator[tuple[jax.Array, Sent]]:
         """Moves values, and yields those that arrive in this process.
 
         Args:
@@ -216,8 +213,7 @@ class Route(NamedTuple):
         arrays = None if values is None else [values[each.position] for each in self.sent]
         arrived = self.move(arrays, self.specs)
         if arrived is not None:
-            for array, (_, number, stages) in zip(arrived, self.sent, strict=True):
-                yield Arrival(array, number, stages)
+            yield from zip(arrived, self.sent, strict=True)
 
 
 def routes(

@@ -18,10 +18,10 @@ import numpy as np
 
 from millrace.base.devices import DeviceGroup
 from millrace.compilation.executables.executable import Executable
-from millrace.run.pipelines.programs.builder import StageBuilder, replaced_by
+from millrace.run.pipelines.programs.builder import UPDATE_PARTS, StageBuilder, arguments_of
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import UpdatePart
-from millrace.run.pipelines.programs.stage_taps import Bundle, bundle_of_update
+from millrace.run.pipelines.programs.stage_taps import Bundle, bundle_of
 from millrace.run.pipelines.programs.stage_update import contributions
 from millrace.run.pipelines.runtime.links import Specs
 from millrace.run.pipelines.runtime.stage_state import StageState
@@ -45,66 +45,53 @@ class UpdateMoves:
 
     def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup]):
         self._builder, self._groups = builder, groups
-        update, last = builder.stages.update, len(groups) - 1
+        update = builder.stages.update
         self._owners = {**builder.stages.split.owners, **update.owners}
         gradients = contributions(builder.stages.split)
         homes = {Slot("gradient", k): stage for k, (stage, _) in enumerate(gradients)}
         homes.update(
-            (slot, stage) for stage, part in update.partial.items() for slot in part.outputs
+            (slot, stage)
+            for parts in (update.partial, update.shared)
+            for stage, part in parts.items()
+            for slot in part.outputs
         )
-        if update.shared is not None:
-            homes.update(dict.fromkeys(update.shared.outputs, last))
         self._homes = homes
-        parts = [*update.partial.items(), *update.final.items()]
-        if update.shared is not None:
-            parts.append((last, update.shared))
-        needs = [(slot, stage) for stage, part in parts for slot in part.inputs]
-        tied = [
+        needs: dict[str, list[tuple[Slot, int]]] = {"begin": [], "partial": [], "shared": []}
+        for (_, stage), part in update.parts.items():
+            for slot in part.inputs:
+                needs[slot.role if slot.role in needs else "begin"].append((slot, stage))
+        needs["final"] = [
             (Slot("trainable", k), stage.index)
             for stage in builder.stages.split.stages
             for k in stage.trainable
         ]
-        state = ("trainable", "optimizer", "non_trainable")
-        self._begin = self._moves(n for n in needs if n[0].role in ("gradient", *state))
-        self._partial = self._moves(n for n in needs if n[0].role == "partial")
-        self._shared = self._moves(n for n in needs if n[0].role == "shared")
-        self._tied = self._moves(tied)
+        self._moves = {moment: self._between_processes(each) for moment, each in needs.items()}
 
-    def begin(self, values: UpdateValues, state: StageState) -> None:
-        """Moves gradients, and values of the state that their owners are about to replace."""
-        for move in self._begin:
+    def run(
+        self, moment: str, values: UpdateValues, state: StageState
+    ) -> Iterator[tuple[tuple[Slot, int], jax.Array]]:
+        """Moves the values that are due, and yields those that arrive, by slot and stage.
+
+        Args:
+            moment: "begin", or the name of the parts that have run.
+            values: of the update.
+            state: of the stages.
+        """
+        for move in self._moves[moment]:
             arrays = None
             if self._groups[move.source].local:
+                # Of the state copies: it is donated before the other process has it.
                 arrays = [
-                    values[slot, None] if slot.role == "gradient" else jnp.copy(state[slot])
+                    values[slot, None] if (slot, None) in values else jnp.copy(state[slot])
                     for slot in move.slots
                 ]
-            values.update(_arrived(move, arrays))
+            moved = move.run(arrays, move.specs)
+            if moved is not None:
+                # If the other process has failed, these are errors, and must not become weights.
+                for slot, array in zip(move.slots, jax.block_until_ready(moved), strict=True):
+                    yield (slot, move.target), array
 
-    def after_partial(self, values: UpdateValues) -> None:
-        """Moves each stage's contribution to a shared value."""
-        self._run(self._partial, values)
-
-    def after_shared(self, values: UpdateValues) -> None:
-        """Moves the shared values."""
-        self._run(self._shared, values)
-
-    def after_final(self, state: StageState) -> None:
-        for move in self._tied:
-            arrays = None
-            if self._groups[move.source].local:
-                # A copy: the next update donates the weight before the other process has it.
-                arrays = [jnp.copy(state[slot]) for slot in move.slots]
-            state.copies.update(_arrived(move, arrays))
-
-    def _run(self, moves: list[_Move], values: UpdateValues) -> None:
-        for move in moves:
-            arrays = None
-            if self._groups[move.source].local:
-                arrays = [values[slot, None] for slot in move.slots]
-            values.update(_arrived(move, arrays))
-
-    def _moves(self, needs: Iterable[tuple[Slot, int]]) -> list[_Move]:
+    def _between_processes(self, needs: Iterable[tuple[Slot, int]]) -> list[_Move]:
         """Returns the moves between processes of which this one has an end."""
         by_ends: dict[tuple[int, int], list[Slot]] = {}
         for slot, target in dict.fromkeys(needs):
@@ -132,14 +119,6 @@ class UpdateMoves:
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 
 
-def _arrived(move: _Move, arrays: Arrays | None) -> Iterator[tuple[tuple[Slot, int], jax.Array]]:
-    moved = move.run(arrays, move.specs)
-    if moved is not None:
-        # If the other process has failed, these are errors, and must not become weights.
-        for slot, array in zip(move.slots, jax.block_until_ready(moved), strict=True):
-            yield (slot, move.target), array
-
-
 class StageUpdate:
     """Updates the weights of each stage where they live."""
 
@@ -147,19 +126,19 @@ class StageUpdate:
         self._builder = builder
         self._find = find
         self._update = builder.stages.update
-        self._last = len(groups) - 1
-        self._here = [bool(group.local) for group in groups]
+        self._parts: dict[str, dict[int, UpdatePart]] = {name: {} for name in UPDATE_PARTS}
+        for (name, stage), part in self._update.parts.items():
+            if groups[stage].local:
+                self._parts[name][stage] = part
         self._moves = UpdateMoves(builder, groups)
-        # By name and stage, each with the slots whose memory the results take over.
-        self._executables: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
+        # By name and stage, each with the slots whose memory the results take over, and others.
+        self._calls: dict[tuple[str, int], tuple[Executable, list[Slot], list[Slot]]] = {}
         self.tapped: list[tuple[Bundle, Arrays]] = []  # by the last update
         self._taps = {
-            stage: bundle_of_update(self._update.taps, part, stage)
+            stage: bundle_of(self._update.taps, part.taps, stage)
             for stage, part in self._update.final.items()
         }
-        shared = self._update.shared is not None
-        # Calls of compiled code in one update.
-        self.dispatches = len(self._update.partial) + shared + len(self._update.final)
+        self.dispatches = len(self._update.parts)  # calls of compiled code in one update
 
     def home_of(self, key: Hashable) -> int | None:
         """Returns the stage at which the update taps a value of one leaf; None if it does not."""
@@ -175,42 +154,38 @@ class StageUpdate:
                 stage in another process.
             scale: factor for all gradients.
         """
-        update = self._update
         values: UpdateValues = {(Slot("scale", 0), None): cast(jax.Array, scale)}
         number = 0
         for stage, gradients in zip(self._builder.stages.split.stages, sums, strict=True):
             for position, array in enumerate(gradients):
                 values[Slot("gradient", number + position), None] = array
             number += len(stage.trainable)
-        self._moves.begin(values, state)
-        for stage, part in update.partial.items():
-            self._run("partial", stage, part, values, state)
-        self._moves.after_partial(values)
-        if update.shared is not None:
-            self._run("shared", self._last, update.shared, values, state)
-        self._moves.after_shared(values)
-        final = {stage: part for stage, part in update.final.items() if self._here[stage]}
-        # All inputs first: the results of a stage take over the memory of its old values.
-        inputs = {stage: self._inputs(part, stage, values, state) for stage, part in final.items()}
+        values.update(self._moves.run("begin", values, state))
         probes, self.tapped = [], []
-        for stage, part in final.items():
-            *outputs, probe = self._call("final", stage, part, inputs[stage])
-            probes.append(probe)
-            if (taps := self._taps[stage]) is not None:
-                self.tapped.append((taps, outputs[len(part.outputs) :]))
-                del outputs[len(part.outputs) :]
-            for slot, value in zip(part.outputs, outputs, strict=True):
-                state[slot] = value
-        self._moves.after_final(state)
+        for name in UPDATE_PARTS:
+            probes = self._run(name, values, state)
+            arrived = state.copies if name == "final" else values
+            arrived.update(self._moves.run(name, values, state))
         state.refresh()
         return probes
 
-    def _run(
-        self, name: str, stage: int, part: UpdatePart, values: UpdateValues, state: StageState
-    ) -> None:
-        if self._here[stage]:
-            *outputs, _ = self._call(name, stage, part, self._inputs(part, stage, values, state))
-            values.update(((s, None), v) for s, v in zip(part.outputs, outputs, strict=True))
+    def _run(self, name: str, values: UpdateValues, state: StageState) -> Arrays:
+        """Runs the parts of a name, and returns arrays that are ready once they have run."""
+        parts = self._parts[name]
+        # All inputs first: the results of a stage take over the memory of its old values.
+        inputs = {stage: self._inputs(part, stage, values, state) for stage, part in parts.items()}
+        probes: Arrays = []
+        for stage, part in parts.items():
+            *outputs, probe = self._call(name, stage, part, inputs[stage])
+            probes.append(probe)
+            if name == "final" and (taps := self._taps[stage]) is not None:
+                self.tapped.append((taps, outputs[len(part.outputs) :]))
+            for slot, value in zip(part.outputs, outputs, strict=False):  # tapped values follow
+                if name == "final":
+                    state[slot] = value
+                else:
+                    values[slot, None] = value
+        return probes
 
     def _inputs(
         self, part: UpdatePart, stage: int, values: UpdateValues, state: StageState
@@ -230,9 +205,8 @@ class StageUpdate:
     def _call(
         self, name: str, stage: int, part: UpdatePart, inputs: dict[Slot, jax.Array]
     ) -> Arrays:
-        if (name, stage) not in self._executables:
-            run = self._find(name, stage, lambda: self._builder.update_part(name, stage, part))
-            self._executables[name, stage] = run, replaced_by(self._builder.stages.update, part)
-        run, replaced = self._executables[name, stage]
-        others = [value for slot, value in inputs.items() if slot not in replaced]
-        return run([inputs[slot] for slot in replaced], others)
+        if (name, stage) not in self._calls:
+            slots = arguments_of(self._update, part)
+            self._calls[name, stage] = (self._find(name, stage), *slots)
+        run, replaced, others = self._calls[name, stage]
+        return run([inputs[slot] for slot in replaced], [inputs[slot] for slot in others])
