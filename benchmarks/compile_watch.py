@@ -23,12 +23,12 @@ CALLS = 10_000
 def watching(model) -> float:
     """Returns the seconds that one execution spends on watching."""
     function = controller_of(model).functions.compiled[Mode.TRAIN]
-    log, position, executables = function._log, function._position, function._executables
+    log, position, executables = function._log, function._position, function._chooser.executables
 
     def watch():
         log.runs(function._name)
         position.begin(1, 0)
-        executables._context_now()
+        executables.now()
         position.add(1)
 
     return timeit.timeit(watch, number=CALLS) / CALLS
