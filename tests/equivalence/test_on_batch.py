@@ -3,12 +3,14 @@
 import contextlib
 
 import cases
+import jax
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 from case_marks import slow
+from millrace.run.compiled_loop.executables import Executables
 
 BINARY = cases.Case("binary", cases.normalized)
 NAMED = cases.Case("named", cases.named_functional, cases.named, compile=cases.two_outputs())
@@ -77,7 +79,7 @@ def test_calls_see_what_is_changed_between_them(strategy):
 
 
 def test_batches_of_doubles(strategy):
-    reference, model = pair(BINARY, strategy)
+    reference, model = pair(BINARY, strategy, 1)
     x, y = (leaf.astype("float64") for leaf in BINARY.data(4).values())
     for _ in range(3):
         cases.assert_close(model.train_on_batch(x, y), reference.train_on_batch(x, y))
@@ -100,7 +102,7 @@ def test_a_method_of_the_user_is_called(strategy):
 
 
 def test_the_batch_of_a_call_may_be_filled_again(strategy):
-    reference, model = pair(BINARY, strategy)
+    reference, model = pair(BINARY, strategy, 1)
     x, y = BINARY.data(8).values()
     buffer = np.empty_like(x[:4])
     for begin in (0, 4, 0, 4):
@@ -110,6 +112,35 @@ def test_the_batch_of_a_call_may_be_filled_again(strategy):
             found, reference.train_on_batch(x[begin : begin + 4], y[begin : begin + 4])
         )
     assert_same_state(model, reference)
+
+
+def test_models_that_alternate_are_switches(strategy):
+    x, y = BINARY.data(4).values()
+    first, second = (pair(BINARY, strategy, 1)[1] for _ in range(2))
+    second.name = "second"
+    for _ in range(3):
+        first.train_on_batch(x, y)
+        second.train_on_batch(x, y)
+    assert strategy.statistics().switches == 5
+
+
+def test_a_program_for_other_options_of_jax_is_not_taken_after_an_error(strategy, monkeypatch):
+    _, model = pair(BINARY, strategy, steps_per_execution=1)
+    x, y = BINARY.data(4).values()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+
+    def fails(*arguments):
+        raise OSError("no memory for the compiler")
+
+    before = len(strategy.compile_log)
+    with jax.default_matmul_precision("highest"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Executables, "of_call", fails)
+            with pytest.raises(OSError, match="no memory"):
+                model.train_on_batch(x, y)
+        model.train_on_batch(x, y)
+    assert len(strategy.compile_log) == before + 1
 
 
 def test_test_on_batch(strategy):

@@ -82,6 +82,19 @@ def test_it_looks_ahead_no_further_than_its_depth():
     assert infeed.statistics().peak_depth == 3
 
 
+def test_an_error_of_a_block_at_hand_names_its_batch():
+    def source():
+        raise TypeError("no array")
+        yield
+
+    infeed = Infeed(blocks(source()), depth=2, steps_at_hand=3)
+    with pytest.raises(TypeError, match="no array") as caught:
+        next(infeed.take(1))
+    assert "millrace: raised while batch 0 was prepared." in caught.value.__notes__
+    assert not infeed.has_more()
+    infeed.close()
+
+
 @pytest.mark.parametrize("taken", [0, 1])
 def test_an_exception_of_the_data_set_comes_where_its_batch_would_have(taken):
     def source():

@@ -74,10 +74,9 @@ class Infeed:
         if steps_at_hand is None:
             self._start()
 
-    def _start(self) -> threading.Thread:
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._fill, name="millrace-infeed", daemon=True)
         self._thread.start()
-        return self._thread
 
     def take(self, steps: int) -> Iterator[BlockSlice]:
         """Yields the next `steps` steps as they become ready; fewer where the data ends."""
@@ -174,7 +173,11 @@ class Infeed:
 
     def _first(self) -> Block | None:
         """Makes a block in the thread that takes it; another thread makes those after it."""
-        block = None if self._ended else self._next()
+        block = None
+        try:
+            block = None if self._ended else self._next()
+        except Exception as error:  # raised by `_block`, as those of the other thread
+            self._error = error
         if block is None or block.steps >= (self._steps_at_hand or 0):
             self._ended = True
         else:

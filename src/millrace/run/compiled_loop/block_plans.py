@@ -119,9 +119,10 @@ class BlockPlans:
         """Returns the program of a step if it is that of the step before; None if it may not be."""
         if self._step is None or self._entered is None or self.of_block.tapped:
             return None
-        base, spec, capacity, _, now = self._entered
+        base, spec, capacity, *_ = self._entered
         is_same = base is self.base and spec is block.spec and capacity == block.capacity
-        return self._step[1] if is_same and now == self._executables.now() else None
+        now, executable = self._step
+        return executable if is_same and now == self._executables.now() else None
 
     def _part_with(self, block: Block, start: int) -> tuple[Block, int]:
         """Returns the part of a block that has a step, and the part's first step."""

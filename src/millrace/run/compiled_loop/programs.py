@@ -95,7 +95,7 @@ class ProgramBuilder:
             return state, steps.result(state, carry.records), carry.taps
 
         specs, results = (steps.state, steps.batches, INDEX, INDEX), (None, steps.tap_layout)
-        return self._program("run", run, specs, (0,), self._results(*results), form.unroll)
+        return self._program("run", run, specs, (0,), self._results(*results))
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of an update, or rounds of them, which `form.unroll` counts."""
@@ -118,7 +118,7 @@ class ProgramBuilder:
 
         specs = (steps.state, steps.accumulated, steps.batches, INDEX, INDEX, FACTOR)
         results = self._results(self._accumulated_layouts, None, steps.tap_layout)
-        return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
+        return self._program("accumulate", accumulate, specs, (0, 1), results)
 
     def zeros(self) -> Program:
         """The initial accumulated gradients of an update."""
@@ -201,13 +201,10 @@ class ProgramBuilder:
         arguments: tuple[SpecTree, ...],
         donated: tuple[int, ...],
         results: "LayoutTree | tuple[LayoutTree | Taps, ...]",
-        unrolled: int | None = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
         in_parts = self._plan.division.parts > 1 and not self.form.is_loop
-        return Program(
-            name, function, arguments, unrolled, donated, results, keeps_barriers=in_parts
-        )
+        return Program(name, function, arguments, donated, results, keeps_barriers=in_parts)
 
     @property
     def _accumulated_layouts(self) -> Any:

@@ -164,6 +164,7 @@ class LoopFunction:
     def _run_step(self, state: State, step: BlockSlice) -> tuple[ArrayTree, State]:
         """Runs one step, as the one before if that is possible."""
         runner, spec = self._runner(False), step.block.spec
+        self._log.runs(self._name)  # another model may have run since
         self.last.begin(1)
         self.last.batch = spec
         self._position.run(1, spec)

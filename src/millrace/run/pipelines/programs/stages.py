@@ -124,7 +124,7 @@ class Stages:
         """Returns a program of a stage; see `Program`."""
         short, name = name, f"{self.plan.mode.value}_{name} of stage {index}"
         source = StageSource(self, short, index)
-        return Program(name, function, arguments, None, donated, results, source)
+        return Program(name, function, arguments, donated, results, source)
 
 
 class StageSource(NamedTuple):
