@@ -31,7 +31,7 @@ def plan():
 
 
 def compiled(function, log, donated=(), arguments=(FLOATS,)):
-    program = Program("test_run", function, arguments, None, donated)
+    program = Program("test_run", function, arguments, donated)
 
     def make():
         return code_of(program, plan(), seconds=100.0)

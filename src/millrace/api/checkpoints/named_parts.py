@@ -20,7 +20,7 @@ import numpy as np
 
 from millrace._compat.keras_loops import loop_state
 from millrace._compat.torch_loader import has_state
-from millrace.api.checkpoints.owners import Owner
+from millrace.api.checkpoints.owners import VariableOwner
 from millrace.api.checkpoints.parts import Comparison, Part, SavedTraining, group
 from millrace.api.own_loops.copies import copies_to_save, put_saved
 from millrace.base.checkpoints.object_state import generator_state, set_generator
@@ -51,7 +51,7 @@ class NamedParts:
         Raises:
             CheckpointError: for any other object, and for a model that fit is training.
         """
-        self.owners: dict[str, Owner] = {}  # of variables
+        self.owners: dict[str, VariableOwner] = {}  # of variables
         self.infeeds: dict[str, InfeedQueue] = {}
         self.outfeeds: dict[str, OutfeedQueue] = {}
         self._states: dict[str, Part] = {}
@@ -118,14 +118,14 @@ class NamedParts:
         elif isinstance(queue := getattr(value, "queue", value), InfeedQueue):  # an iterator's, too
             self.infeeds[name] = queue
         elif isinstance(value, keras.Variable | keras.random.SeedGenerator):
-            self.owners[name] = Owner(name, value)
+            self.owners[name] = VariableOwner(name, value)
         elif hasattr(value, "variables"):
             if isinstance(value, keras.Model):
                 _refuse_running(name, value)
-            self.owners[name] = Owner(name, value)
+            self.owners[name] = VariableOwner(name, value)
             optimizer = getattr(value, "optimizer", None)
             if isinstance(value, keras.Model) and optimizer is not None:
-                self.owners[f"{name}.optimizer"] = Owner(f"{name}.optimizer", optimizer)
+                self.owners[f"{name}.optimizer"] = VariableOwner(f"{name}.optimizer", optimizer)
         elif has_state(value):
             self._states[name] = _state(name, value, value.get_state, value.set_state)
         elif isinstance(value, np.random.Generator | random.Random):

@@ -24,7 +24,7 @@ Optimizer = keras.optimizers.Optimizer
 _METRICS = " (metrics)"  # which evaluations make anew
 
 
-class Owner:
+class VariableOwner:
     """The variables of one object, by role, with the copies that replicas have of them."""
 
     def __init__(self, name: str, owner: Any):

@@ -24,7 +24,6 @@ class Program:
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
-    unrolled: int | None  # iterations of unrolled code; None for a loop
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
     results: Any = None  # tree of shardings, where the group has several devices
     source: object = None  # what it was made of, which can name its arguments
