@@ -24,7 +24,7 @@ import keras
 from keras.src.utils.python_utils import pythonify_logs
 
 from millrace._compat.patch_table import EPOCH_ITERATOR, EVALUATE, FIT, PREDICT
-from millrace._compat.patches import replace
+from millrace._compat.patches import replace, unpatched
 from millrace._compat.versions import keras_is
 from millrace.base.threads.scoped_value import ScopedValue
 
@@ -78,6 +78,16 @@ def asks_for_nothing(model: keras.Model, loop: str) -> bool:
         and running.name == loop
         and not running.iterators
     )
+
+
+def is_stock(loop: Callable[..., object]) -> bool:
+    """Whether a `fit`, `evaluate` or `predict` is Keras's, and nobody else's around it."""
+    original = unpatched(loop) if _module(loop) == __name__ else loop
+    return _module(original).startswith("keras.")
+
+
+def _module(function: Any) -> str:
+    return getattr(function, "__globals__", {}).get("__name__", "")  # wrappers take `__module__`
 
 
 def _asking(original: Callable[..., object]) -> Callable[..., object]:

@@ -26,6 +26,7 @@ from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
 from millrace._compat.keras_loops import (
     STATE_SYNC,
+    is_stock,
     let_loops_ask,
     report_logs,
     set_epoch_iterators,
@@ -39,7 +40,7 @@ from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import ModelError
 from millrace.programs.feeds.block import batch_spec
 from millrace.programs.plan import Mode
-from millrace.run.fit.asynchronous import StepCallbackList
+from millrace.run.fit.asynchronous import callback_list
 from millrace.run.fit.callbacks import last_ones_last
 from millrace.run.fit.checks import hint_steps_per_execution
 from millrace.run.fit.controller import ATTRIBUTE, Controller, controller_of
@@ -231,18 +232,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             arguments["callbacks"] = last_ones_last(arguments["callbacks"])
         quiet_unless_first(controller.setup, arguments)
         with controller.running(mode, arguments), explained(controller):
-            per_step = controller.setup.options.asynchronous_callbacks and "callbacks" in arguments
-            if per_step and not isinstance(arguments["callbacks"], StepCallbackList):
-                verbose = arguments.get("verbose", "auto")
-                arguments["callbacks"] = StepCallbackList(
-                    arguments["callbacks"],
-                    controller,
-                    add_history=mode is Mode.TRAIN,
-                    add_progbar=verbose != 0,
-                    verbose=verbose,
-                    epochs=arguments.get("epochs", 1),
-                    steps=None,
-                )
+            if "callbacks" in arguments:
+                takes_list = is_stock(stock)
+                arguments["callbacks"] = callback_list(controller, mode, arguments, takes_list)
             return stock(*bound.args, **bound.kwargs)
 
     functools.update_wrapper(loop, getattr(type(model), name))

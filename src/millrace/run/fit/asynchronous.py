@@ -19,6 +19,12 @@ import numpy as np
 
 from millrace.base.pytrees import ArrayTree
 from millrace.programs.plan import Mode
+from millrace.run.fit.callbacks import (
+    EpochCallbackList,
+    LoopCallbackList,
+    flat_callbacks,
+    looks_at_no_batch,
+)
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.model_functions import KeptFunction
 
@@ -27,7 +33,7 @@ CHUNK_SECONDS = 0.02
 Logs = Mapping[str, object] | None
 
 
-class StepCallbackList(keras.callbacks.CallbackList):
+class StepCallbackList(LoopCallbackList):
     """Calls batch callbacks once per step, where Keras calls them once per execution.
 
     Order: begin(0), end(0), begin(1), ... as with one step per execution. `stop_training` acts
@@ -42,7 +48,7 @@ class StepCallbackList(keras.callbacks.CallbackList):
     ):
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
-        super().__init__(callbacks, model=controller.model, **arguments)
+        super().__init__(callbacks, **arguments)
         self._controller = controller
         self._begun = dict.fromkeys(Mode, 0)
 
@@ -109,3 +115,34 @@ class StepCallbackList(keras.callbacks.CallbackList):
         name = f"on_{mode.value}_batch_{when}"
         for callback in self.callbacks:
             getattr(callback, name)(step, logs=logs or {})
+
+
+def callback_list(
+    controller: Controller, mode: Mode, arguments: Mapping[str, Any], takes_list: bool
+) -> Any:
+    """Returns the `callbacks` argument of a loop, as one of millrace's lists where that is better.
+
+    Args:
+        controller: of the model.
+        mode: of the loop.
+        arguments: of the call, by name.
+        takes_list: whether Keras's own loop gets them, and not that of a subclass.
+    """
+    given, verbose = arguments["callbacks"], arguments.get("verbose", "auto")
+    more: dict[str, Any] = {
+        "model": controller.model,
+        "add_history": mode is Mode.TRAIN,
+        "verbose": verbose,
+        "epochs": arguments.get("epochs", 1),
+        "steps": None,
+    }
+    if controller.setup.options.asynchronous_callbacks:
+        if isinstance(given, StepCallbackList):
+            return given
+        return StepCallbackList(given, controller, add_progbar=verbose != 0, **more)
+    is_list = isinstance(given, keras.callbacks.CallbackList)  # the user's, or of a running fit
+    is_outermost = arguments is controller.arguments
+    is_quiet = verbose == 0 and takes_list and is_outermost and not is_list
+    if is_quiet and looks_at_no_batch(flat_callbacks(given)):
+        return EpochCallbackList(given, **more)
+    return given

@@ -31,6 +31,7 @@ from millrace.programs.feeds.iterator_adapter import IteratorAdapter, with_adapt
 from millrace.programs.feeds.merged_batches import inner_adapter, merged_adapter
 from millrace.programs.feeds.waiting import BatchWait
 from millrace.programs.plan import BatchSpec, Mode
+from millrace.run.fit.callbacks import LoopCallbackList
 from millrace.run.fit.checkpoint_places import EpochPosition, LoopCheckpoints
 from millrace.run.fit.checks import shortened_to_stop
 from millrace.run.fit.controller import Controller, controller_of
@@ -104,6 +105,8 @@ class FeedEpochIterator(EpochIterator):
         is_array = is_array_adapter(self.data_adapter)
         last = self.data_adapter.partial_batch_size if is_array else None
         controller.agreement.compare(controller.setup, self.num_batches, rows, last)
+        if isinstance(callbacks := controller.arguments.get("callbacks"), LoopCallbackList):
+            callbacks.tell_steps(self.num_batches)
         controller.feeds.opened(self)
         if mode is Mode.TRAIN:
             controller.feeds.training = self
