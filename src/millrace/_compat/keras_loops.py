@@ -197,19 +197,19 @@ def sync_state(model: keras.Model) -> None:
 
 
 def report_logs(
-    model: keras.Model, is_wanted: Callable[[], bool]
+    model: keras.Model, choose: Callable[[object, Callable[[], object]], object]
 ) -> tuple[str, Callable[[object], object]]:
     """Returns the name and the value of an attribute of a model that decides the reported logs.
 
-    Keras reads the metrics once more when an epoch ends; where `is_wanted`, the logs of the last
-    execution are reported instead.
+    Args:
+        model: whose loops report them.
+        choose: is given the logs of the last execution, and a function that computes those that
+            Keras reports, which reads the metrics once more.
     """
     private: Any = model
 
     def result_or_logs(logs: object) -> object:
-        if is_wanted() and isinstance(logs, dict):
-            return logs
-        return type(private)._get_metrics_result_or_logs(private, logs)
+        return choose(logs, lambda: type(private)._get_metrics_result_or_logs(private, logs))
 
     return "_get_metrics_result_or_logs", result_or_logs
 

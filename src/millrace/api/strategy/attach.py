@@ -77,7 +77,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[name] = _loop(model, name, mode, controller)
     for mode, name in NAMES.items():
         attributes[name] = _on_batch(getattr(model, name), mode, controller)
-    name, report = report_logs(model, lambda: controller.setup.reports_each_replica)
+    name, report = report_logs(model, controller.logs_of_epoch)
     attributes[name] = report
     attributes[STATE_SYNC] = _state_sync(controller)
     attributes.update(checked_build(model, batch_spec))

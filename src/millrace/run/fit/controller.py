@@ -10,7 +10,7 @@ totals        the counters of the strategy      totals.py
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -87,6 +87,22 @@ class Controller:
         if history is None or any(each is history for each in given):
             return given
         return [*given, history]
+
+    def logs_of_epoch(self, logs: object, from_metrics: Callable[[], object]) -> object:
+        """Returns the logs that fit and evaluate report when an epoch has ended.
+
+        Keras computes them from the metrics once more, one operation after the other: 0.1 ms for
+        each metric. The last step has returned the same, if its metrics have not changed since.
+
+        Args:
+            logs: of the last execution.
+            from_metrics: computes those that Keras reports.
+        """
+        if not isinstance(logs, dict):
+            return from_metrics()
+        function = self.functions.running
+        is_same = function is not None and function.ended_with(logs)
+        return logs if is_same or self.setup.reports_each_replica else from_metrics()
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""

@@ -1,6 +1,7 @@
 """The function that Keras's fit loop calls: `logs, state = function(state, execution)`."""
 
 import contextlib
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace._compat.jax_arrays import is_non_finite_error, looks_for_non_finite
-from millrace._compat.keras_loops import restore_state
+from millrace._compat.keras_loops import restore_state, variables_of
+from millrace._compat.keras_steps import stored_value
 from millrace.base.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import non_finite_data
@@ -19,6 +21,7 @@ from millrace.programs.feeds.blocks import block_of_one, stacked_blocks
 from millrace.programs.plan import BatchSpec, Mode, Plan
 from millrace.programs.recomputation.modes import recompute_of
 from millrace.programs.steps.state import State, from_keras, to_keras
+from millrace.programs.steps.step import logs_follow_from_metrics
 from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.programs.taps.delivery import queues_of
 from millrace.run.compiled_loop.executables import Executables
@@ -98,6 +101,9 @@ class LoopFunction:
         self.calls: list[CallResult] = []
         self.chunk = 8
         self.logs: ArrayTree = None  # of the last execution
+        self._metric: tuple[Any, ...] = ()  # values of the metrics after it
+        is_in_one_piece = assignment is None and setup.replicas == 1
+        self._logs_follow = is_in_one_piece and logs_follow_from_metrics(controller.model, mode)
         # The update before which the last execution was halted, if any.
         self.halted: Halted | None = None
         self.last = LastExecution()
@@ -135,6 +141,7 @@ class LoopFunction:
         else:
             check_iterator(self._controller, self.mode)
             logs, values = self._run_by_hand(values, self._slices_of(iterator))
+        self._metric = values.metric
         return logs, to_keras(values, self.mode)
 
     def run_batch(self, state: State, batch: ArrayTree) -> tuple[ArrayTree, State]:
@@ -353,9 +360,18 @@ class LoopFunction:
         """Lets the next execution continue with metrics of each replica."""
         self.runner().resume_metric_parts(parts)
 
+    def ended_with(self, logs: object) -> bool:
+        """Whether these logs are what the metrics say now, which have not changed since."""
+        variables = variables_of(self._controller.model, "metric")
+        return (
+            (logs is self.logs and self._logs_follow and self.halted is None)
+            and len(variables) == len(self._metric)
+            and all(map(operator.is_, map(stored_value, variables), self._metric))
+        )
+
     def release(self) -> None:
         """Frees the data of a loop that has ended."""
-        self.calls, self.logs = [], None
+        self.calls, self.logs, self._metric = [], None, ()
         for runner in self._runners.values():
             runner.release()
 

@@ -71,6 +71,10 @@ class KeptFunction(Protocol):
         """Returns values of the state in the form that variables of the model hold."""
         ...
 
+    def ended_with(self, logs: object) -> bool:
+        """Whether these logs are what the metrics say now, which have not changed since."""
+        ...
+
     def metric_parts(self) -> list[jax.Array]:
         """Returns the metrics of each replica; see `Runner.metric_parts`."""
         ...
