@@ -122,6 +122,12 @@ def assert_calls_are_close(found, expected):
         assert_close(logs, others)
 
 
+def told(seen):
+    """What a PyDataset was told once the model was built: the first fit of a model builds it."""
+    calls = getattr(seen.data, "told", None)
+    return calls and calls[calls.index("end") + 1 :]
+
+
 def assert_same(found, expected):
     """Compares what does not depend on the number of steps in an execution."""
     assert_close(found.result, expected.result)
@@ -129,7 +135,7 @@ def assert_same(found, expected):
     assert found.updates == expected.updates
     names = ("epoch_begin", "epoch_end", "train_end", "test_end")
     assert_calls_are_close(found.of(*names), expected.of(*names))
-    assert getattr(found.data, "told", None) == getattr(expected.data, "told", None)
+    assert told(found) == told(expected)
 
 
 # Steps of an epoch, epochs: the data ends within the second one, with the first one, in the first
