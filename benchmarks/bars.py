@@ -59,22 +59,15 @@ SECTIONS = {
     "calls": Section(
         "Short calls",
         "What the scope costs where no long compiled loop runs: the same model of 2 dense layers "
-        "in a scope and in plain Keras, with one step per execution and batches of 32 rows. Each "
-        "figure is the time of millrace over that of plain Keras, both of which spend nearly all "
-        "of it in Python. Two replicas take 16 rows each, so that an update has 32 rows, too.",
+        "in a scope and in plain Keras, with one step per execution, batches of 32 rows and "
+        "verbose=0. Each figure is the time of millrace over that of plain Keras, both of which "
+        "spend nearly all of it in Python. Two replicas take 16 rows each, so that an update has "
+        "32 rows, too.",
         "strategy.md",
         {
-            r"predict_on_batch: .*": "Some 30 us of Python: Ctrl-C is held back, one thread has "
+            r"predict_on_batch: .*": "Some 40 us of Python: Ctrl-C is held back, one thread has "
             "the model, and state, batch and options of JAX are compared with those of the call "
-            "before.",
-            r"(predict of a batch|evaluate of a batch|fit of two steps): .*": "A call of fit, "
-            "evaluate or predict makes an epoch iterator, a feed and what ends both: 0.3 to 0.5 ms "
-            "in all, for many small reasons of which none stands out in a profile.",
-            r"epochs of .*: .*": "A feed for each epoch, and the first step after the variables "
-            "have been read: 0.2 to 0.4 ms.",
-            r"(predict|evaluate): .*": "What a call costs, spread over 20 steps.",
-            r"fit, generator: .*": "A thread draws the batches, so that a slow generator works "
-            "while the devices do, and passes each of these fast ones on at once.",
+            "before. A model of 100 layers takes 0.66x the time of plain Keras.",
         },
     ),
     "pipeline_tax": Section(
