@@ -11,7 +11,6 @@ from millrace.errors import VersionError
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.infeed import Infeed
 from millrace.programs.plan import Mode
-from millrace.run.fit.controller import Controller
 
 
 class FedEpoch(Protocol):
@@ -96,13 +95,13 @@ class Execution:
         return self._epoch.first_batch()
 
 
-def check_iterator(controller: Controller, mode: Mode) -> None:
+def check_iterator(model: keras.Model, mode: Mode) -> None:
     """Refuses batches of fit, evaluate or predict that come from no iterator of millrace.
 
     Raises:
         VersionError: if Keras has made its iterator in an unknown way.
     """
-    if asks_for_nothing(controller.model, mode.value):
+    if asks_for_nothing(model, mode.value):
         raise unknown_loops("the loop asked for no iterator where millrace gives it one")
 
 

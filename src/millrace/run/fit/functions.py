@@ -139,7 +139,7 @@ class LoopFunction:
             else:
                 logs, values = self._run_step(values, step)
         else:
-            check_iterator(self._controller, self.mode)
+            check_iterator(self._controller.model, self.mode)
             logs, values = self._run_by_hand(values, self._slices_of(iterator))
         self._metric = values.metric
         return logs, to_keras(values, self.mode)
