@@ -64,7 +64,9 @@ class Batches(Epochs):
 
 LOOPS = {
     "fit": lambda model, **given: model.fit(X, Y, epochs=2, **QUIET, **given),
-    "validated": lambda model, **given: model.fit(X, Y, validation_data=(X, Y), **QUIET, **given),
+    "validated": lambda model, **given: model.fit(
+        X, Y, epochs=2, validation_data=(X[:9], Y[:9]), **QUIET, **given
+    ),
     "evaluate": lambda model, **given: model.evaluate(X, Y, **QUIET, **given),
     "predict": lambda model, **given: model.predict(X, **QUIET, **given),
 }
@@ -109,6 +111,16 @@ def test_a_hook_that_is_an_attribute_is_called():
         on_train_batch_end=lambda batch, logs: ends.append(batch)
     )
     make().fit(X, Y, callbacks=[callback], **QUIET)
+    assert ends == [0, 1, 2]
+
+
+def test_a_list_of_the_user_is_the_one_that_is_called():
+    class OwnList(keras.callbacks.CallbackList):
+        def on_train_batch_end(self, batch, logs=None):
+            ends.append(batch)
+
+    ends, model = [], make()
+    model.fit(X, Y, callbacks=OwnList([], model=model, add_history=True), **QUIET)
     assert ends == [0, 1, 2]
 
 

@@ -46,6 +46,7 @@ TESTS = {
         "tests/equivalence/test_sharding.py",
         "tests/equivalence/test_replica_pipelines.py",
     ),
+    "fit": ("tests/fit/test_callback_lists.py", "tests/fit/test_epoch_logs.py"),
     "feeds": ("tests/feeds", "tests/equivalence/test_replicas.py"),
     "keys": ("tests/explain", "tests/strategy/test_recompilations.py"),
     "cache": ("tests/cache",),
@@ -457,4 +458,10 @@ MUTANTS = (
         "low, high = (low, number) if peaks[number] <= limit else (number, high)",
         "low, high = (number, high) if peaks[number] <= limit else (low, number)",
     ),
+    # What Keras's loops tell callbacks, and report.
+    Mutant("fit", "for name in _OF_BATCHES + _EARLY)", "for name in _OF_BATCHES)"),
+    Mutant("fit", "if not self._knows_steps:", "if True:"),
+    Mutant("fit", "is_outermost and not is_list", "is_outermost"),
+    Mutant("fit", "logs is self.logs and self._logs_follow", "logs is self.logs"),
+    Mutant("fit", "operator.is_, map(stored_value", "operator.is_not, map(stored_value"),
 )
