@@ -5,7 +5,6 @@ a first trace of the functions -> their variables -> StagesModel, its stages and
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -24,7 +23,7 @@ from millrace.api.function_pipelines.model import (
     call_optimizer_function,
 )
 from millrace.api.optimizers.as_accumulated import AsAccumulated
-from millrace.api.own_loops.replication import ReplicaIndex, in_replica
+from millrace.api.own_loops.replication import in_replica
 from millrace.api.own_loops.scope import Touched, look_at
 from millrace.api.strategy.strategy import Strategy
 from millrace.base.pytrees import ArrayTree, SpecTree
@@ -115,7 +114,7 @@ def make_pipeline(
     inputs = [
         keras.Variable(value, trainable=False, name=f"input_{k}") for k, value in enumerate(values)
     ]
-    model = StagesModel(functions, variables, inputs, _one_replica, settings.name)
+    model = StagesModel(functions, variables, inputs, settings.name)
     Strategy.attach(settings.strategy, model)  # without the additions of subclasses
     controller: Any = controller_of(model)
     chain = functions.chain
@@ -126,8 +125,7 @@ def make_pipeline(
         pipelining = replace(controller.setup.options.pipelining, schedule_stages=chain.stages)
         controller.put_options(replace(controller.setup.options, pipelining=pipelining))
     replicas = controller.setup.replicas
-    if replicas > 1:
-        object.__setattr__(model, "_in_replica", lambda index: in_replica(index, replicas))
+    model.set_replicas(replicas)
     optimizer = variables.optimizer
     if optimizer is None:
         model.compile(steps_per_execution=replicas)
@@ -152,7 +150,7 @@ def _variables_of(
         returned[:] = call_optimizer_function(functions.optimizer_function, args, kwargs)
         return args, kwargs, returned[1]
 
-    with _one_replica(np.int32(0)):
+    with in_replica(np.int32(0), 1):
         specs = [
             jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for v in values
         ]
@@ -189,10 +187,6 @@ def _check_outputs(touched: Touched, outfeed: ResultOutfeed) -> None:
             f"The last stage of a pipeline returns {texts}, but there is no queue for it: "
             "outfeed=None. Set outfeed to a queue, or return nothing."
         )
-
-
-def _one_replica(index: ReplicaIndex) -> AbstractContextManager[Any]:
-    return in_replica(index, 1)
 
 
 class _RunElements(keras.callbacks.Callback):

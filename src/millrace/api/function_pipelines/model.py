@@ -6,7 +6,6 @@ elements        `[1, ...]`: one row each, with the index of the element's replic
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -22,7 +21,7 @@ from millrace.api.function_pipelines.chain import (
     next_arguments,
     run_chain,
 )
-from millrace.api.own_loops.replication import ReplicaIndex
+from millrace.api.own_loops.replication import in_replica
 from millrace.base.pytrees import Array, ArrayTree
 from millrace.errors import LoopError, OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
@@ -104,7 +103,6 @@ class StagesModel(keras.Model):
         functions: PipelineFunctions,
         variables: PipelineVariables,
         inputs: Sequence[keras.Variable],
-        in_replica: Callable[[ReplicaIndex], AbstractContextManager[object]],
         name: str,
     ):
         """Makes a model without layers.
@@ -113,7 +111,6 @@ class StagesModel(keras.Model):
             functions: of the pipeline.
             variables: that the functions use.
             inputs: variables that hold the inputs of a run.
-            in_replica: sets the current replica, given its index, which may be traced.
             name: of the model.
         """
         # The functions decide on dtypes: elements are not cast to that of the model.
@@ -127,11 +124,15 @@ class StagesModel(keras.Model):
             "_inputs_of_run": list(inputs),
             "_trained": list(variables.trainable),
             "_others": [*others, *inputs],
-            "_in_replica": in_replica,
+            "_replicas": 1,
         }
         for key, value in attributes.items():
             object.__setattr__(self, key, value)
         self.built = True
+
+    def set_replicas(self, count: int) -> None:
+        """Sets the number of replicas of the pipeline."""
+        object.__setattr__(self, "_replicas", count)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
@@ -154,7 +155,7 @@ class StagesModel(keras.Model):
     def call(self, data: ElementRow) -> Any:
         """Runs the stages, and returns the outputs of the last one."""
         element = jax.tree.map(lambda leaf: leaf[0], data["element"])
-        with self._in_replica(data["replica"][0]):
+        with in_replica(data["replica"][0], self._replicas):
             inputs = [variable.value for variable in self._inputs_of_run]
             chain = self._functions.chain
             outputs = run_chain(chain, inputs, element, PipelineStage)
@@ -177,7 +178,7 @@ class StagesModel(keras.Model):
         """Calls the optimizer function, and returns the loss."""
         del y, sample_weight, training
         args, kwargs = next_arguments([y_pred])
-        with self._in_replica(x["replica"][0]):
+        with in_replica(x["replica"][0], self._replicas):
             function = cast(OptimizerFunction, self._functions.optimizer_function)
             _, loss, *_ = call_optimizer_function(function, args, kwargs)
         self._functions.outfeed.take(y_pred, loss, trains=True)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace.base.pytrees import Array, ArrayTree, Spec, SpecTree
-from millrace.compilation.executables.call_description import name_of
+from millrace.compilation.executables.call_description import name_of, shapes_of
 from millrace.errors import DTypeError, LoopError, OptionError
 
 
@@ -166,18 +166,14 @@ def truth_of(value: ArrayLike) -> jax.Array:
     array = jnp.asarray(value)
     if array.shape != () or array.dtype != jnp.bool_:
         raise LoopError(
-            f"The condition of a loop returned {_text(array)}, and not one truth value. Compare, "
-            "and reduce an array with keras.ops.all() or keras.ops.any()."
+            f"The condition of a loop returned {shapes_of(array)}, and not one truth value. "
+            "Compare, and reduce an array with keras.ops.all() or keras.ops.any()."
         )
     return array
 
 
 def _spec(leaf: Array) -> Spec:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _text(leaf: Array | Spec) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def _list(specs: Sequence[SpecTree]) -> str:
@@ -191,7 +187,7 @@ class _SpecText:
         self._spec = spec
 
     def __repr__(self) -> str:
-        return _text(self._spec)
+        return shapes_of(self._spec)
 
 
 def plain_name(function: Callable[..., object]) -> str:

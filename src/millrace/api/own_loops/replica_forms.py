@@ -21,7 +21,7 @@ from millrace._compat.jaxpr import Graph, trace
 from millrace.api.own_loops.copies import copies_of, put_copies, values_to_read
 from millrace.api.own_loops.replication import ReplicaLaunch, in_trace, looking
 from millrace.api.own_loops.scope import put, value_of
-from millrace.base.devices import REPLICA, WHOLE, DeviceGroup, put_on, put_parts
+from millrace.base.devices import REPLICA, WHOLE, put_on, put_parts
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
 from millrace.programs.replicas.sums import of_all, of_first
 from millrace.programs.replicas.transform import OWN, on_replicas, specs_on
@@ -45,13 +45,9 @@ class ProgramResults(NamedTuple):
 class ReplicaForm:
     """How the replicas of a program run, each on a device, or one where its values are."""
 
-    def __init__(self, group: DeviceGroup | None = None):
-        """Sets the replicas.
-
-        Args:
-            group: a device for each; None for one on the default device.
-        """
-        self._group = group
+    def __init__(self, launch: ReplicaLaunch | None):
+        """Sets the replicas: those of a launch, or one on the default device."""
+        self._group = group = None if launch is None else launch.group
         self.count = 1 if group is None else group.replicas
         self.devices = None if group is None else group.devices  # of the program
         # Replicas of this process.
@@ -167,11 +163,6 @@ class ReplicaForm:
         if self._group is None:
             return result
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
-
-
-def form_of(launch: ReplicaLaunch | None) -> ReplicaForm:
-    """Returns the way in which replicas run on the devices of a launch; None for one replica."""
-    return ReplicaForm(None if launch is None else launch.group)
 
 
 def _kind(is_split: bool) -> Any:
