@@ -17,7 +17,7 @@ import keras
 
 from millrace import Strategy
 from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.extend import Controller, added_up, check_movable, controller_of, launching, move
+from millrace.extend import Controller, WrappingOptimizer, check_movable, controller_of, move
 from millrace_ipu._compat.keras_optimizers import let_gradients_change
 from millrace_ipu.ipu import environment, program_reports
 from millrace_ipu.ipu.config import System, current_system
@@ -28,6 +28,7 @@ from millrace_ipu.ipu.keras.extensions.native import put
 from millrace_ipu.ipu.keras.extensions.saving import revive_from_configs
 from millrace_ipu.ipu.keras.extensions.settings import settings_of
 from millrace_ipu.ipu.pre_compile import functions_compiled_only
+from millrace_ipu.ipu.replica_launches import added_up, launching
 from millrace_ipu.tensorflow.distribute import strategy_of_scope
 from millrace_ipu.tensorflow.iterators import device_iterators
 
@@ -192,5 +193,6 @@ def current_strategy() -> IPUStrategy:
 _newest: list[tuple[System, IPUStrategy]] = []
 _strategies: weakref.WeakSet[IPUStrategy] = weakref.WeakSet()
 let_gradients_change(added_up)
+WrappingOptimizer.applying = staticmethod(added_up)
 checks.append(_check_movable)
 followers.append(_follow)

@@ -23,7 +23,7 @@ from millrace.api.own_loops.host_loop import OnHost
 from millrace.api.own_loops.log_subject import is_array, key_of_function, models_of, objects_of
 from millrace.api.own_loops.program import LoopProgram
 from millrace.api.own_loops.replica_devices import devices_for
-from millrace.api.own_loops.replication import ReplicaLaunch, current_launch
+from millrace.api.own_loops.replication import ReplicaLaunch, launch_in_force
 from millrace.api.own_loops.running import running
 from millrace.api.own_loops.scope import Touched, context_of
 from millrace.base.interrupts import held_back
@@ -159,7 +159,7 @@ class CompiledFunction:
         if _is_within_a_trace():  # this function belongs to the replicas of that trace
             return None
         if self._replicas is None:
-            return current_launch()
+            return launch_in_force.get()
         return None if self._replicas == 1 else ReplicaLaunch(devices_for(self._replicas))
 
 
@@ -198,9 +198,8 @@ class _StaticCall:
             arrays = cast(list[Array], arguments[-1])
             args, kwargs = self._filled(arrays)
             key = key_of_function(name, self.fn, args, kwargs, touched, ids)
-            count = 1 if self.launch is None else self.launch.replicas
-            if count > 1:
-                replicas = KeyField(Aspect.OPTION, "replicas", str(count))
+            if self.launch is not None and (group := self.launch.group) is not None:
+                replicas = KeyField(Aspect.OPTION, "replicas", str(group.replicas))
                 key = replace(key, fields=(*key.fields, replicas))
             return ProgramDescription(key, arrays)
 

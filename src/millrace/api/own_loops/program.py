@@ -197,11 +197,11 @@ def _traced_once(
     specs: list[jax.ShapeDtypeStruct],
     launch: ReplicaLaunch | None,
 ) -> tuple[ReplicaForm, Touched]:
-    """Traces a function for as many replicas as there are, which are fewer if it uses shards."""
-    launch = None if launch is None or launch.devices == 1 else launch
+    """Traces a function for as many replicas as there are, which it may change."""
+    launch = None if launch is None or len(launch.devices) == 1 else launch
     while True:
         form = ReplicaForm(launch)
         with form.looking():
             touched = look_at(function, specs, is_program=True)
-        if launch is None or form.count == launch.replicas:
+        if launch is None or form.group == launch.group:
             return form, touched

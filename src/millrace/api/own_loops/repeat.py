@@ -27,7 +27,7 @@ from millrace.api.own_loops.iteration import Iteration, specs_of
 from millrace.api.own_loops.log_subject import identity, loop_subject
 from millrace.api.own_loops.program import LoopProgram
 from millrace.api.own_loops.replica_forms import ReplicaForm
-from millrace.api.own_loops.replication import current_launch
+from millrace.api.own_loops.replication import launch_in_force
 from millrace.api.own_loops.running import running
 from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
@@ -89,7 +89,7 @@ class _OwnLoop:
         return self._programs.get(None, lambda: self._make(arrays)).run(arrays)
 
     def _make(self, arrays: list[Array]) -> LoopProgram:
-        return LoopProgram(self._loop, arrays, lambda _: self._subject, current_launch())
+        return LoopProgram(self._loop, arrays, lambda _: self._subject, launch_in_force.get())
 
     def _loop(self, arrays: list[Array]) -> list[ArrayTree]:
         *leaves, limit = arrays
@@ -113,7 +113,7 @@ class _Loops:
         element: SpecTree,
         infeed: InfeedQueue | None,
     ) -> "_OwnLoop | LoopByHost":
-        launch = current_launch()
+        launch = launch_in_force.get()
         leaves, treedef = jax.tree.flatten((carried.specs, element))
         body_key, alive = identity(body)
         condition_key, alive_too = identity(condition)

@@ -185,7 +185,18 @@ class AccumulatingOptimizer(WrappingOptimizer):
         loop = enclosing_loop()
         if loop is None or not loop.is_counted:
             raise _outside(self.name)
-        loop.needs_multiple_of(self.steps)
+        loop.requirements["steps of an update", self.steps] = self._check_iterations
+
+    def _check_iterations(self, iterations: int) -> None:
+        steps = self.steps
+        if iterations % steps:
+            fitting = max(iterations // steps, 1) * steps
+            raise PlanError(
+                f"A loop of {iterations} iterations accumulates the gradients of {steps} "
+                f"iterations for each update, and {iterations} is not a multiple of {steps}. Set "
+                f"n={fitting} in repeat(), or accumulate over another number of iterations in the "
+                "optimizer."
+            )
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")
