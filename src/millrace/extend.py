@@ -100,7 +100,6 @@ from millrace.api.own_loops.replication import launch_in_force as launch_in_forc
 from millrace.api.own_loops.replication import ReplicaLaunch as ReplicaLaunch
 from millrace.api.own_loops.replication import replicas as replicas
 from millrace.api.own_loops.replication import replication_index as replication_index
-from millrace.api.optimizers.as_accumulated import refusing_other_dtypes as refusing_other_dtypes
 from millrace.api.optimizers.wrapping import WrappingOptimizer as WrappingOptimizer
 from millrace._compat.keras_optimizers import wrapped_chain as wrapped_chain
 from millrace.programs.steps.accumulate import accumulator_dtype as accumulator_dtype

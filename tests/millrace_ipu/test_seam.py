@@ -31,7 +31,7 @@ SEAM = [
     "host_memory", "identity", "in_replica", "is_array_adapter", "is_own_file", "is_own_module",
     "is_traced", "is_tracing", "largest", "launch", "launch_options", "launch_in_force", "leaves",
     "look_at", "make_chain", "move", "ordered", "patches_in", "plain", "process_count",
-    "process_index", "put_in", "refuse_unknown", "refusing_other_dtypes", "register_listener",
+    "process_index", "put_in", "refuse_unknown", "register_listener",
     "replace", "replicas", "replication_index", "require_host", "scoped_stages", "share_seed",
     "show_phases", "stacked", "strategy_in_scope", "summary_lines", "take_out", "take_out_all",
     "tap_again", "texts_of_all", "to_json", "trained_by", "truth", "unregister_listener",

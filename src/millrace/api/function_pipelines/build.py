@@ -22,7 +22,6 @@ from millrace.api.function_pipelines.model import (
     StagesModel,
     call_optimizer_function,
 )
-from millrace.api.optimizers.as_accumulated import AsAccumulated
 from millrace.api.own_loops.replication import in_replica
 from millrace.api.own_loops.scope import Touched, look_at
 from millrace.api.strategy.strategy import Strategy
@@ -82,19 +81,11 @@ class Pipeline:
                 raise
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """The options of a pipeline."""
-
-    strategy: Strategy  # whose devices to use
-    name: str
-    casts_gradients: bool  # whether gradients are cast to the dtypes of the variables
-    options: dict[str, Any]  # of `set_pipelining_options`
-
-
 def make_pipeline(
     functions: PipelineFunctions,
-    settings: PipelineSettings,
+    strategy: Strategy,
+    name: str,
+    options: dict[str, Any],
     values: list[np.ndarray],
     element: SpecTree,
 ) -> Pipeline:
@@ -102,7 +93,9 @@ def make_pipeline(
 
     Args:
         functions: of the pipeline.
-        settings: strategy and options.
+        strategy: whose devices to use.
+        name: of the pipeline.
+        options: of `set_pipelining_options`.
         values: of the inputs of a run.
         element: specs of an element of the infeed; None without one.
 
@@ -114,24 +107,23 @@ def make_pipeline(
     inputs = [
         keras.Variable(value, trainable=False, name=f"input_{k}") for k, value in enumerate(values)
     ]
-    model = StagesModel(functions, variables, inputs, settings.name)
-    Strategy.attach(settings.strategy, model)  # without the additions of subclasses
+    model = StagesModel(functions, variables, inputs, name)
+    Strategy.attach(strategy, model)  # without the additions of subclasses
     controller: Any = controller_of(model)
     chain = functions.chain
     # Each trace of the functions marks their stages.
     controller.setup.stages.put(Assignment((), None, len(chain.stages)))
-    model.set_pipelining_options(device_mapping=list(chain.devices), **settings.options)
+    model.set_pipelining_options(device_mapping=list(chain.devices), **options)
     if chain.is_concurrent:
         pipelining = replace(controller.setup.options.pipelining, schedule_stages=chain.stages)
         controller.put_options(replace(controller.setup.options, pipelining=pipelining))
     replicas = controller.setup.replicas
-    model.set_replicas(replicas)
     optimizer = variables.optimizer
     if optimizer is None:
         model.compile(steps_per_execution=replicas)
     else:
         model.compile(
-            optimizer=optimizer if settings.casts_gradients else AsAccumulated(optimizer),
+            optimizer=optimizer,
             steps_per_execution=controller.setup.accumulation.steps * replicas,
         )
     return Pipeline(model, inputs, optimizer is not None, replicas)

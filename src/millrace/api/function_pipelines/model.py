@@ -6,6 +6,7 @@ elements        `[1, ...]`: one row each, with the index of the element's replic
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -25,6 +26,7 @@ from millrace.api.own_loops.replication import in_replica
 from millrace.base.pytrees import Array, ArrayTree
 from millrace.errors import LoopError, OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.fit.controller import controller_of
 from millrace.run.pipelines.assignment.marks import PipelineStage
 
 OptimizerFunction = Callable[..., object]
@@ -124,15 +126,10 @@ class StagesModel(keras.Model):
             "_inputs_of_run": list(inputs),
             "_trained": list(variables.trainable),
             "_others": [*others, *inputs],
-            "_replicas": 1,
         }
         for key, value in attributes.items():
             object.__setattr__(self, key, value)
         self.built = True
-
-    def set_replicas(self, count: int) -> None:
-        """Sets the number of replicas of the pipeline."""
-        object.__setattr__(self, "_replicas", count)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
@@ -155,7 +152,7 @@ class StagesModel(keras.Model):
     def call(self, data: ElementRow) -> Any:
         """Runs the stages, and returns the outputs of the last one."""
         element = jax.tree.map(lambda leaf: leaf[0], data["element"])
-        with in_replica(data["replica"][0], self._replicas):
+        with self._in_replica(data):
             inputs = [variable.value for variable in self._inputs_of_run]
             chain = self._functions.chain
             outputs = run_chain(chain, inputs, element, PipelineStage)
@@ -166,6 +163,10 @@ class StagesModel(keras.Model):
                     # Results go through the queue, but Keras's predict needs a result, too.
                     return jnp.zeros((1,))
         return result
+
+    def _in_replica(self, data: ElementRow) -> AbstractContextManager[Any]:
+        controller: Any = controller_of(self)
+        return in_replica(data["replica"][0], controller.setup.replicas)
 
     def compute_loss(
         self,
@@ -178,7 +179,7 @@ class StagesModel(keras.Model):
         """Calls the optimizer function, and returns the loss."""
         del y, sample_weight, training
         args, kwargs = next_arguments([y_pred])
-        with in_replica(x["replica"][0], self._replicas):
+        with self._in_replica(x):
             function = cast(OptimizerFunction, self._functions.optimizer_function)
             _, loss, *_ = call_optimizer_function(function, args, kwargs)
         self._functions.outfeed.take(y_pred, loss, trains=True)

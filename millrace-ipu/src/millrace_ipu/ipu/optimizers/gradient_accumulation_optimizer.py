@@ -30,7 +30,6 @@ from millrace.extend import (
     enclosing_loop,
     holds_anywhere,
     host_memory,
-    refusing_other_dtypes,
     whole_number,
     wrapped_chain,
 )
@@ -39,6 +38,7 @@ from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.gradient_accumulation import reduction_method as method_of
+from millrace_ipu.ipu.optimizers.as_accumulated import refusing_other_dtypes
 from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer, Minimizing
 from millrace_ipu.pytrees import Gradient
 from millrace_ipu.tensorflow.no_operation import warn_no_effect
