@@ -38,7 +38,6 @@ class Pipeline:
     """A pipeline with its programs, which can be run many times, by one thread at a time."""
 
     model: StagesModel
-    inputs: list[keras.Variable]
     trains: bool
     replicas: int
     # A model trains in one thread at a time. Other pipelines have models of their own.
@@ -61,7 +60,7 @@ class Pipeline:
             return
         elements = _RunElements(infeed, steps, self.replicas)
         with self._lock:
-            for variable, value in zip(self.inputs, values, strict=True):
+            for variable, value in zip(self.model.inputs_of_run, values, strict=True):
                 variable.assign(value)
             if not self.trains:
                 self.model.predict(iter(elements), steps=steps, verbose=0)
@@ -126,7 +125,7 @@ def make_pipeline(
             optimizer=optimizer,
             steps_per_execution=controller.setup.accumulation.steps * replicas,
         )
-    return Pipeline(model, inputs, optimizer is not None, replicas)
+    return Pipeline(model, optimizer is not None, replicas)
 
 
 def _variables_of(

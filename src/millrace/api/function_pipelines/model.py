@@ -123,7 +123,7 @@ class StagesModel(keras.Model):
         # Not by assignment, after which Keras would track the variables as the model's own.
         attributes: dict[str, object] = {
             "_functions": functions,
-            "_inputs_of_run": list(inputs),
+            "inputs_of_run": list(inputs),
             "_trained": list(variables.trainable),
             "_others": [*others, *inputs],
         }
@@ -153,7 +153,7 @@ class StagesModel(keras.Model):
         """Runs the stages, and returns the outputs of the last one."""
         element = jax.tree.map(lambda leaf: leaf[0], data["element"])
         with self._in_replica(data):
-            inputs = [variable.value for variable in self._inputs_of_run]
+            inputs = [variable.value for variable in self.inputs_of_run]
             chain = self._functions.chain
             outputs = run_chain(chain, inputs, element, PipelineStage)
             result = outputs[0] if len(outputs) == 1 else next_arguments(outputs)[0]

@@ -6,7 +6,7 @@ no inputs       element x             body(x)                  -> nothing
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -84,29 +84,36 @@ class Body:
         self, values: Sequence[ArrayTree], element: "ArrayTree | SpecTree" = None
     ) -> None:
         """Raises LoopError if the function cannot be called with these arguments."""
-        try:
-            signature = inspect.signature(self.function)
-        except (TypeError, ValueError):  # some builtin functions have none
-            return
         args, kwargs = arguments_of(values, element)
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            fed = len(args) - len(values)
-            source = (
-                f"{sorted(kwargs)} by name" if kwargs else f"{fed}" if element is not None else "0"
-            )
+        if (found := misfit(self.function, args, kwargs)) is not None:
+            signature, error = found
+            source = f"{sorted(kwargs)} by name" if kwargs else f"{len(args) - len(values)}"
             raise LoopError(
                 f"The {self._role} of a loop, {plain_name(self.function)}{signature}, does not "
                 f"take the arguments of the loop: {len(values)} from inputs and {source} from the "
                 f"infeed ({error}). It takes {_wanted(signature)}: inputs come first, in their "
                 "order, then the items of one element of the infeed."
-            ) from None
+            )
 
     def __call__(self, values: Sequence[ArrayTree], element: ArrayTree = None) -> Any:
         """Calls the function with the carried values and, after them, the element."""
         args, kwargs = arguments_of(values, element)
         return self.function(*args, **kwargs)
+
+
+def misfit(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[inspect.Signature, TypeError] | None:
+    """Returns why a function cannot be called with these arguments, and its signature; or None."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtin functions have none
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return signature, error
+    return None
 
 
 def arguments_of(

@@ -85,8 +85,8 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[name] = whole_files(model, name)
     if isinstance(model, keras.Sequential):
         attributes["build"] = _build_of_sequential(model.build)
-    attributes["save_assets"] = _save_assets(model, controller)
-    attributes["load_assets"] = _load_assets(model, controller)
+    attributes["save_assets"] = _with_options(model, "save_assets", controller, save_options)
+    attributes["load_assets"] = _with_options(model, "load_assets", controller, load_options)
     for name, value in attributes.items():
         controller.attributes.bind(name, value)
     let_loops_ask()
@@ -271,26 +271,21 @@ def _state_sync(controller: Controller) -> Callable[[], None]:
     return state_sync
 
 
-def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:
-    own = getattr(type(model), "save_assets", None)
+def _with_options(
+    model: keras.Model,
+    name: str,
+    controller: Controller,
+    take_options: Callable[[Controller, str], None],
+) -> Callable[[str], None]:
+    """Returns the method of a model for its assets, which saves or loads the options, too."""
+    own = getattr(type(model), name, None)
 
-    def save_assets(directory: str) -> None:
+    def assets(directory: str) -> None:
         if own is not None:
             own(controller.model, directory)
-        save_options(controller, directory)
+        take_options(controller, directory)
 
-    return save_assets
-
-
-def _load_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:
-    own = getattr(type(model), "load_assets", None)
-
-    def load_assets(directory: str) -> None:
-        if own is not None:
-            own(controller.model, directory)
-        load_options(controller, directory)
-
-    return load_assets
+    return assets
 
 
 set_epoch_iterators(make_epoch_iterator)
