@@ -162,13 +162,7 @@ def newest_training(directory: CheckpointDirectory, kind: str) -> SavedTraining 
         return None
     checkpoint, (model, others) = found
     check_kind(checkpoint, kind)
-    try:
-        return SavedTraining(checkpoint, others["facts"], {**model, **others["values"]})
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{checkpoint.path} holds no {kind} of this millrace: {error}. Move it out of "
-            f"{directory.path}."
-        ) from error
+    return SavedTraining(checkpoint, others["facts"], {**model, **others["values"]})
 
 
 def check_kind(checkpoint: StoredCheckpoint, kind: str) -> None:
