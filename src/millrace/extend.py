@@ -30,8 +30,7 @@ from millrace.run.fit.setup import Setup as Setup
 from millrace.run.fit.pipelined_model import groups_needed as groups_needed
 from millrace.programs.plan import Mode as Mode
 from millrace.api.strategy.attach import bound as bound
-from millrace.api.strategy.attach import check_movable as check_movable
-from millrace.api.strategy.attach import move as move
+from millrace.api.strategy.attach import move_values as move_values
 from millrace.api.strategy.strategy import strategy_in_scope as strategy_in_scope
 
 # Options of a model, as its setters put them in force, and checks of values.
