@@ -10,7 +10,6 @@ records them; not where one of them has `takes_means`, and averages itself.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import cast
 
 import jax
 import keras
@@ -73,7 +72,8 @@ def launching(
 
 def current_launch() -> SystemLaunch | None:
     """Returns the launch that surrounds the call or the trace; None outside of `launching`."""
-    return cast(SystemLaunch | None, launch_in_force.get())
+    launch = launch_in_force.get()
+    return launch if isinstance(launch, SystemLaunch) else None
 
 
 @contextmanager
