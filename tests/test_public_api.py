@@ -52,7 +52,7 @@ INSPECTION = {
     "pipeline": (
         "(stages, micro_batches, *, updates=1, inputs=None, infeed=None, outfeed=None, "
         "optimizer_function=None, device_mapping=None, outfeed_loss=False, outfeed_mask=None, "
-        "accumulate_outfeed=False, accumulate_outfeed_dtype=None, casts_gradients=True, "
+        "accumulate_outfeed=False, accumulate_outfeed_dtype=None, "
         "strategy=None, name='pipeline', **options)"
     ),
     "repeat": "(n, body, inputs=None, infeed=None)",

@@ -30,8 +30,7 @@ from millrace.run.fit.setup import Setup as Setup
 from millrace.run.fit.pipelined_model import groups_needed as groups_needed
 from millrace.programs.plan import Mode as Mode
 from millrace.api.strategy.attach import bound as bound
-from millrace.api.strategy.attach import check_movable as check_movable
-from millrace.api.strategy.attach import move as move
+from millrace.api.strategy.attach import move_values as move_values
 from millrace.api.strategy.strategy import strategy_in_scope as strategy_in_scope
 
 # Options of a model, as its setters put them in force, and checks of values.
@@ -93,16 +92,14 @@ from millrace.base.threads.scoped_value import ScopedValue as ScopedValue
 from millrace._compat.keras_optimizers import trained_by as trained_by
 from millrace.api.own_loops.replication import cross_replica_mean as cross_replica_mean
 from millrace.api.own_loops.replication import cross_replica_sum as cross_replica_sum
-from millrace.api.own_loops.replication import current_launch as current_launch
 from millrace.api.own_loops.replication import holds_anywhere as holds_anywhere
 from millrace.api.own_loops.replication import in_replica as in_replica
 from millrace.api.own_loops.replication import largest as largest
-from millrace.api.own_loops.replication import launching as launching
+from millrace.api.own_loops.replication import launch_in_force as launch_in_force
+from millrace.api.own_loops.replication import ReplicaLaunch as ReplicaLaunch
 from millrace.api.own_loops.replication import replicas as replicas
 from millrace.api.own_loops.replication import replication_index as replication_index
-from millrace.api.optimizers.as_accumulated import refusing_other_dtypes as refusing_other_dtypes
 from millrace.api.optimizers.wrapping import WrappingOptimizer as WrappingOptimizer
-from millrace.api.optimizers.wrapping import added_up as added_up
 from millrace._compat.keras_optimizers import wrapped_chain as wrapped_chain
 from millrace.programs.steps.accumulate import accumulator_dtype as accumulator_dtype
 from millrace.programs.steps.step import are_prepared as are_prepared

@@ -10,14 +10,15 @@ import millrace
 from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.repeat import repeat, while_loop
 from millrace.api.own_loops.replication import (
+    ReplicaLaunch,
     cross_replica_mean,
     cross_replica_sum,
     in_replica,
-    launching,
+    launch_in_force,
     replicas,
     replication_index,
 )
-from millrace.errors import DataError, DeviceError, OptionError, PlanError
+from millrace.errors import DataError, DeviceError, OptionError
 from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 
@@ -147,15 +148,11 @@ def test_a_while_loop_takes_no_element_that_it_does_not_use():
 def test_who_runs_a_function_says_how_many_replicas():
     train = compile_function(lambda: cross_replica_sum(jnp.float32(1)))
     assert train() == 1
-    with launching(jax.devices()[:3]):
+    with launch_in_force.bound_to(ReplicaLaunch(jax.devices()[:3])):
         assert train() == 3
         assert repeat(2, lambda x: x + replicas(), inputs=0) == 6
         with InfeedQueue(numbers(9)) as infeed:
             assert repeat(3, lambda n, x: n + cross_replica_sum(x), 0.0, infeed) == 36
-    with launching(jax.devices()[:3]) as launch:
-        launch.shards = 2
-        with pytest.raises(PlanError, match=r"2 shards.*has 3 devices"):
-            compile_function(lambda: 1)()
     with pytest.raises(OptionError, match="replicas"):
         compile_function(train, replicas=0)
 

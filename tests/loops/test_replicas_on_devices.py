@@ -13,9 +13,10 @@ from millrace.api.own_loops.function import compile as compile_function
 from millrace.api.own_loops.gradients import value_and_grad
 from millrace.api.own_loops.repeat import repeat, while_loop
 from millrace.api.own_loops.replication import (
+    ReplicaLaunch,
     cross_replica_mean,
     cross_replica_sum,
-    launching,
+    launch_in_force,
     replicas,
     replication_index,
 )
@@ -28,7 +29,7 @@ from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
 def devices_of(count):
     """Runs functions as replicas on the first devices."""
-    return launching(jax.devices()[:count])
+    return launch_in_force.bound_to(ReplicaLaunch(jax.devices()[:count]))
 
 
 def on_devices(run, count):

@@ -42,6 +42,14 @@ def test_gradients_are_mapped_before_they_are_accumulated_and_not_again():
     assert optimizer.iterations.value == 2
 
 
+def test_a_loop_is_a_whole_number_of_updates():
+    weight = ones()
+    optimizer = AccumulatingOptimizer(keras.optimizers.SGD(1.0), 4)
+    with pytest.raises(PlanError, match=r"A loop of 10 iterations .* multiple of 4. Set n=8"):
+        repeat(10, lambda: optimizer.apply([keras.ops.ones(2)], [weight]))
+    np.testing.assert_array_equal(weight, [1, 1])
+
+
 def test_variables_that_are_overwritten_are_accumulated_as_by_keras():
     found, expected = ones(), ones()
     for variable in (found, expected):

@@ -4,11 +4,10 @@ import jax.numpy as jnp
 
 from millrace.base.records.tensors import Tensor
 from millrace.programs.taps.delivery import Delivery
-from millrace.programs.taps.entries import Taps
+from millrace.programs.taps.entries import CallResult, Taps
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import Tapped
 from millrace.programs.taps.tensors import Rows
-from millrace.run.compiled_loop.protocol import CallResult
 
 LOSS, KERNEL = Tensor("loss", "loss"), Tensor("gradient", "kernel")
 

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from millrace.programs.taps.entries import MAX_BYTES, empty_taps, max_tapped_steps
+from millrace.programs.taps.entries import MAX_BYTES, empty_entries, max_tapped_steps
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
 from millrace.programs.taps.taps import Tapped
 
@@ -36,6 +36,5 @@ def test_a_queue_that_keeps_the_newest_has_one_entry_in_a_call_of_any_length():
     taps = tapped_bytes(MAX_BYTES, last)
     assert max_tapped_steps(taps, taps, 2000, 4) == 2000
     both = Tapped((last, every), (jax.ShapeDtypeStruct((3,), jnp.float32),) * 2)
-    empty = empty_taps(both, 8, both, 2, halts=False)
-    assert [value.shape for value in empty.steps.values] == [(1, 3), (8, 3)]
-    assert [value.shape for value in empty.updates.values] == [(1, 3), (2, 3)]
+    assert [value.shape for value in empty_entries(both, 8).values] == [(1, 3), (8, 3)]
+    assert [value.shape for value in empty_entries(both, 2).values] == [(1, 3), (2, 3)]

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import jax
 
 from millrace.errors import PlanError
-from millrace.extend import CompiledFunction, identity, launching
+from millrace.extend import CompiledFunction, identity
 from millrace_ipu.ipu.deferral import call_or_defer, is_within_a_program, number_of_results
 from millrace_ipu.ipu.pre_compile import functions_compiled_only
+from millrace_ipu.ipu.replica_launches import launching
 from millrace_ipu.ipu.scopes import devices_in_scope
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.conversion.convert import converted

@@ -10,14 +10,15 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jax
 import keras
 
 from millrace import Strategy
-from millrace.errors import OptionError, PlanError, UnsupportedError
-from millrace.extend import Controller, added_up, check_movable, controller_of, launching, move
+from millrace.errors import ModelError, OptionError, PlanError, UnsupportedError
+from millrace.extend import Controller, WrappingOptimizer, controller_of, move_values
 from millrace_ipu._compat.keras_optimizers import let_gradients_change
 from millrace_ipu.ipu import environment, program_reports
 from millrace_ipu.ipu.config import System, current_system
@@ -28,6 +29,7 @@ from millrace_ipu.ipu.keras.extensions.native import put
 from millrace_ipu.ipu.keras.extensions.saving import revive_from_configs
 from millrace_ipu.ipu.keras.extensions.settings import settings_of
 from millrace_ipu.ipu.pre_compile import functions_compiled_only
+from millrace_ipu.ipu.replica_launches import added_up, launching
 from millrace_ipu.tensorflow.distribute import strategy_of_scope
 from millrace_ipu.tensorflow.iterators import device_iterators
 
@@ -107,12 +109,21 @@ class IPUStrategy(Strategy):
             self._use(devices)
             numbers = [device.id for device in devices]
             for controller in controllers:
-                move(controller, devices)
+                self._move(controller)
                 name = controller.model.name
                 logger.info("model %r has the devices of the new system: %s.", name, numbers)
         for controller in controllers:
             if is_extended(controller.model):
                 put(controller, settings_of(controller))  # which depend on allow_recompute
+
+    def _move(self, controller: Controller) -> None:
+        """Moves a model to the devices of the strategy, with its optimizer's state."""
+        check_movable(controller)
+        move_values(controller.model, self._home)
+        controller.setup = replace(controller.setup, devices=self.devices)
+        controller.functions.clear()
+        model = controller.model
+        model.train_function = model.test_function = model.predict_function = None
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -163,6 +174,20 @@ class IPUStrategy(Strategy):
 IPUStrategyV1 = IPUStrategy
 
 
+def check_movable(controller: Controller) -> None:
+    """Refuses to move a model whose loop is going on.
+
+    Raises:
+        ModelError: while its fit, evaluate or predict runs, in any thread.
+    """
+    if controller.is_running:
+        raise ModelError(
+            f"{controller.model.name!r} cannot get other devices while its fit, evaluate or "
+            "predict is going on, in a callback of it or in another thread. Configure the devices "
+            "before the loop, or after it has returned."
+        )
+
+
 def _check_movable(system: System) -> None:
     for strategy in list(_strategies):
         if strategy._devices_in(system) not in (None, strategy.devices):
@@ -192,5 +217,6 @@ def current_strategy() -> IPUStrategy:
 _newest: list[tuple[System, IPUStrategy]] = []
 _strategies: weakref.WeakSet[IPUStrategy] = weakref.WeakSet()
 let_gradients_change(added_up)
+WrappingOptimizer.applying = staticmethod(added_up)
 checks.append(_check_movable)
 followers.append(_follow)

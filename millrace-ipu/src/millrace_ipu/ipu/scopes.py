@@ -15,9 +15,10 @@ import jax
 from keras.backend import standardize_dtype
 
 from millrace.errors import OptionError, PlanError
-from millrace.extend import ScopedValue, current_launch, strategy_in_scope, whole_number
+from millrace.extend import ScopedValue, strategy_in_scope, whole_number
 from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.deferral import is_within_a_program
+from millrace_ipu.ipu.replica_launches import current_launch
 from millrace_ipu.tensorflow.framework import device_name
 from millrace_ipu.tensorflow.graph_mode import in_graph_mode
 from millrace_ipu.tensorflow.no_operation import warn_no_effect

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from millrace.errors import LoopError, OptionError
-from millrace.extend import CompiledFunction, current_launch, current_scope, is_tracing
+from millrace.extend import CompiledFunction, current_scope, is_tracing, launch_in_force
 from millrace_ipu.pytrees import ArrayTree
 from millrace_ipu.tensorflow.computed_losses import with_losses
 from millrace_ipu.tensorflow.conversion import runtime
@@ -156,10 +156,10 @@ class Function:
 
 def _drawn(draw: Callable[[DeviceIterator], ArrayTree], iterator: DeviceIterator) -> ArrayTree:
     """Returns an element; where the function runs as replicas, one for each, `[R, ...]`."""
-    launch = current_launch()
-    if launch is None or launch.devices == 1:
+    launch = launch_in_force.get()
+    if launch is None or len(launch.devices) == 1:
         return draw(iterator)
-    elements = [draw(iterator) for _ in range(launch.devices)]
+    elements = [draw(iterator) for _ in range(len(launch.devices))]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *elements)
 
 

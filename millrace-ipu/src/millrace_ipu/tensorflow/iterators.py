@@ -19,9 +19,9 @@ from millrace import InfeedQueue
 from millrace.errors import QueueError, UnsupportedError
 from millrace.extend import (
     ScopedValue,
-    current_launch,
     current_scope,
     is_tracing,
+    launch_in_force,
     replicas,
     replication_index,
 )
@@ -137,12 +137,13 @@ class FunctionElements:
 
 def _of_replica(element: Any) -> Any:
     """Returns the element of the replica that is traced, out of those of all."""
-    launch = current_launch()
-    if launch is None or launch.devices == 1:
+    launch = launch_in_force.get()
+    devices = 1 if launch is None else len(launch.devices)
+    if devices == 1:
         return element
-    if launch.devices != replicas():
+    if devices != replicas():
         raise UnsupportedError(
-            f"next(iterator) outside of a loop gives each of {launch.devices} devices an element, "
+            f"next(iterator) outside of a loop gives each of {devices} devices an element, "
             f"and the function has {replicas()} replicas, since it uses shards. Call next() in a "
             "loop, for _ in tf.range(1), or configure one device for each replica."
         )

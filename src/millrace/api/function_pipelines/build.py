@@ -5,7 +5,6 @@ a first trace of the functions -> their variables -> StagesModel, its stages and
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -23,8 +22,7 @@ from millrace.api.function_pipelines.model import (
     StagesModel,
     call_optimizer_function,
 )
-from millrace.api.optimizers.as_accumulated import AsAccumulated
-from millrace.api.own_loops.replication import ReplicaIndex, in_replica
+from millrace.api.own_loops.replication import in_replica
 from millrace.api.own_loops.scope import Touched, look_at
 from millrace.api.strategy.strategy import Strategy
 from millrace.base.pytrees import ArrayTree, SpecTree
@@ -40,7 +38,6 @@ class Pipeline:
     """A pipeline with its programs, which can be run many times, by one thread at a time."""
 
     model: StagesModel
-    inputs: list[keras.Variable]
     trains: bool
     replicas: int
     # A model trains in one thread at a time. Other pipelines have models of their own.
@@ -63,7 +60,7 @@ class Pipeline:
             return
         elements = _RunElements(infeed, steps, self.replicas)
         with self._lock:
-            for variable, value in zip(self.inputs, values, strict=True):
+            for variable, value in zip(self.model.inputs_of_run, values, strict=True):
                 variable.assign(value)
             if not self.trains:
                 self.model.predict(iter(elements), steps=steps, verbose=0)
@@ -83,19 +80,11 @@ class Pipeline:
                 raise
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """The options of a pipeline."""
-
-    strategy: Strategy  # whose devices to use
-    name: str
-    casts_gradients: bool  # whether gradients are cast to the dtypes of the variables
-    options: dict[str, Any]  # of `set_pipelining_options`
-
-
 def make_pipeline(
     functions: PipelineFunctions,
-    settings: PipelineSettings,
+    strategy: Strategy,
+    name: str,
+    options: dict[str, Any],
     values: list[np.ndarray],
     element: SpecTree,
 ) -> Pipeline:
@@ -103,7 +92,9 @@ def make_pipeline(
 
     Args:
         functions: of the pipeline.
-        settings: strategy and options.
+        strategy: whose devices to use.
+        name: of the pipeline.
+        options: of `set_pipelining_options`.
         values: of the inputs of a run.
         element: specs of an element of the infeed; None without one.
 
@@ -115,28 +106,26 @@ def make_pipeline(
     inputs = [
         keras.Variable(value, trainable=False, name=f"input_{k}") for k, value in enumerate(values)
     ]
-    model = StagesModel(functions, variables, inputs, _one_replica, settings.name)
-    Strategy.attach(settings.strategy, model)  # without the additions of subclasses
+    model = StagesModel(functions, variables, inputs, name)
+    Strategy.attach(strategy, model)  # without the additions of subclasses
     controller: Any = controller_of(model)
     chain = functions.chain
     # Each trace of the functions marks their stages.
     controller.setup.stages.put(Assignment((), None, len(chain.stages)))
-    model.set_pipelining_options(device_mapping=list(chain.devices), **settings.options)
+    model.set_pipelining_options(device_mapping=list(chain.devices), **options)
     if chain.is_concurrent:
         pipelining = replace(controller.setup.options.pipelining, schedule_stages=chain.stages)
         controller.put_options(replace(controller.setup.options, pipelining=pipelining))
     replicas = controller.setup.replicas
-    if replicas > 1:
-        object.__setattr__(model, "_in_replica", lambda index: in_replica(index, replicas))
     optimizer = variables.optimizer
     if optimizer is None:
         model.compile(steps_per_execution=replicas)
     else:
         model.compile(
-            optimizer=optimizer if settings.casts_gradients else AsAccumulated(optimizer),
+            optimizer=optimizer,
             steps_per_execution=controller.setup.accumulation.steps * replicas,
         )
-    return Pipeline(model, inputs, optimizer is not None, replicas)
+    return Pipeline(model, optimizer is not None, replicas)
 
 
 def _variables_of(
@@ -152,7 +141,7 @@ def _variables_of(
         returned[:] = call_optimizer_function(functions.optimizer_function, args, kwargs)
         return args, kwargs, returned[1]
 
-    with _one_replica(np.int32(0)):
+    with in_replica(np.int32(0), 1):
         specs = [
             jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for v in values
         ]
@@ -189,10 +178,6 @@ def _check_outputs(touched: Touched, outfeed: ResultOutfeed) -> None:
             f"The last stage of a pipeline returns {texts}, but there is no queue for it: "
             "outfeed=None. Set outfeed to a queue, or return nothing."
         )
-
-
-def _one_replica(index: ReplicaIndex) -> AbstractContextManager[Any]:
-    return in_replica(index, 1)
 
 
 class _RunElements(keras.callbacks.Callback):

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
-from millrace.api.own_loops.body import arguments_of, plain_name
+from millrace.api.own_loops.body import arguments_of, misfit, plain_name
 from millrace.base.options import default_devices, whole_number
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import DTypeError, LoopError, OptionError, PlanError
@@ -223,19 +223,14 @@ def call_checked(
     Raises:
         LoopError: if the function cannot be called with these arguments.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtin functions have none
-        return function(*args, **kwargs)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
+    if (found := misfit(function, args, kwargs)) is not None:
+        signature, error = found
         names = f", and {sorted(kwargs)} by name" if kwargs else ""
         raise LoopError(
             f"{role}, {plain_name(function)}{signature}, does not take the values from {source}: "
             f"{len(args)} values by position{names} ({error}). A value that a later stage needs "
             "passes through all stages before it: return it from each."
-        ) from None
+        )
     return function(*args, **kwargs)
 
 

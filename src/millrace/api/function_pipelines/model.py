@@ -22,10 +22,11 @@ from millrace.api.function_pipelines.chain import (
     next_arguments,
     run_chain,
 )
-from millrace.api.own_loops.replication import ReplicaIndex
+from millrace.api.own_loops.replication import in_replica
 from millrace.base.pytrees import Array, ArrayTree
 from millrace.errors import LoopError, OptionError
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
+from millrace.run.fit.controller import controller_of
 from millrace.run.pipelines.assignment.marks import PipelineStage
 
 OptimizerFunction = Callable[..., object]
@@ -104,7 +105,6 @@ class StagesModel(keras.Model):
         functions: PipelineFunctions,
         variables: PipelineVariables,
         inputs: Sequence[keras.Variable],
-        in_replica: Callable[[ReplicaIndex], AbstractContextManager[object]],
         name: str,
     ):
         """Makes a model without layers.
@@ -113,7 +113,6 @@ class StagesModel(keras.Model):
             functions: of the pipeline.
             variables: that the functions use.
             inputs: variables that hold the inputs of a run.
-            in_replica: sets the current replica, given its index, which may be traced.
             name: of the model.
         """
         # The functions decide on dtypes: elements are not cast to that of the model.
@@ -124,10 +123,9 @@ class StagesModel(keras.Model):
         # Not by assignment, after which Keras would track the variables as the model's own.
         attributes: dict[str, object] = {
             "_functions": functions,
-            "_inputs_of_run": list(inputs),
+            "inputs_of_run": list(inputs),
             "_trained": list(variables.trainable),
             "_others": [*others, *inputs],
-            "_in_replica": in_replica,
         }
         for key, value in attributes.items():
             object.__setattr__(self, key, value)
@@ -154,8 +152,8 @@ class StagesModel(keras.Model):
     def call(self, data: ElementRow) -> Any:
         """Runs the stages, and returns the outputs of the last one."""
         element = jax.tree.map(lambda leaf: leaf[0], data["element"])
-        with self._in_replica(data["replica"][0]):
-            inputs = [variable.value for variable in self._inputs_of_run]
+        with self._in_replica(data):
+            inputs = [variable.value for variable in self.inputs_of_run]
             chain = self._functions.chain
             outputs = run_chain(chain, inputs, element, PipelineStage)
             result = outputs[0] if len(outputs) == 1 else next_arguments(outputs)[0]
@@ -165,6 +163,10 @@ class StagesModel(keras.Model):
                     # Results go through the queue, but Keras's predict needs a result, too.
                     return jnp.zeros((1,))
         return result
+
+    def _in_replica(self, data: ElementRow) -> AbstractContextManager[Any]:
+        controller: Any = controller_of(self)
+        return in_replica(data["replica"][0], controller.setup.replicas)
 
     def compute_loss(
         self,
@@ -177,7 +179,7 @@ class StagesModel(keras.Model):
         """Calls the optimizer function, and returns the loss."""
         del y, sample_weight, training
         args, kwargs = next_arguments([y_pred])
-        with self._in_replica(x["replica"][0]):
+        with self._in_replica(x):
             function = cast(OptimizerFunction, self._functions.optimizer_function)
             _, loss, *_ = call_optimizer_function(function, args, kwargs)
         self._functions.outfeed.take(y_pred, loss, trains=True)

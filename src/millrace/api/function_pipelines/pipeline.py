@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.api.function_pipelines.build import Pipeline, PipelineSettings, make_pipeline
+from millrace.api.function_pipelines.build import Pipeline, make_pipeline
 from millrace.api.function_pipelines.chain import (
     DeviceMapping,
     FunctionChain,
@@ -51,7 +51,6 @@ def pipeline(
     outfeed_mask: Sequence[bool] | None = None,
     accumulate_outfeed: bool = False,
     accumulate_outfeed_dtype: DTypeChoice | None = None,
-    casts_gradients: bool = True,
     strategy: Strategy | None = None,
     name: str = "pipeline",
     **options: Any,
@@ -94,8 +93,6 @@ def pipeline(
             micro-batches.
         accumulate_outfeed_dtype: dtype of these sums: None for that of the value, a dtype, or a
             function of the value.
-        casts_gradients: False calls `apply_gradients` of the optimizer with gradients in the
-            dtype of their accumulators, which it must cast to the dtype of the variables.
         strategy: whose devices to use; None for the strategy of the scope.
         name: of the pipeline, for the compile log.
         **options: of `model.set_pipelining_options`, such as `pipeline_schedule`,
@@ -133,7 +130,6 @@ def pipeline(
         id(outfeed),
         (outfeed_loss, repr(outfeed_mask), accumulate_outfeed, id(accumulate_outfeed_dtype)),
         repr(sorted(options.items(), key=lambda item: item[0])),
-        truth("casts_gradients", casts_gradients),
         name,
     )
     alive += [strategy, outfeed, accumulate_outfeed_dtype, options]
@@ -146,7 +142,9 @@ def pipeline(
         all_options = {"gradient_accumulation_steps_per_replica": micro_batches, **options}
         return make_pipeline(
             PipelineFunctions(chain, optimizer_function, result_outfeed),
-            PipelineSettings(strategy, name, casts_gradients, all_options),
+            strategy,
+            name,
+            all_options,
             values,
             element,
         )

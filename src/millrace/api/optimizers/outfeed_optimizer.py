@@ -6,7 +6,7 @@
 Variables, learning rate and update are those of the wrapped optimizer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -27,6 +27,9 @@ class OutfeedOptimizer(WrappingOptimizer):
 
     They are enqueued from the last variable to the first, under keys such as
     `Dense_128/bias:0_grad`: the path of the variable without the model's name, and a suffix.
+
+    A file has no queue, and training does not depend on it: a model that is loaded has the wrapped
+    optimizer alone. To get gradients, `compile` it with `OutfeedOptimizer(model.optimizer, ...)`.
 
     Args:
         wrapped_optimizer: a Keras optimizer.
@@ -80,21 +83,6 @@ class OutfeedOptimizer(WrappingOptimizer):
     def get_config(self) -> dict[str, Any]:
         """Returns the wrapped optimizer's config and the mode, without queue and model."""
         return {**super().get_config(), "outfeed_optimizer_mode": self.mode.value}
-
-    @classmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],  # type: ignore[override] - Keras has no types
-        custom_objects: Mapping[str, object] | None = None,
-    ) -> Any:
-        """Returns the wrapped optimizer alone.
-
-        A file has no queue, and training does not depend on it: a loaded model trains on as
-        before. To get gradients, `compile` it with a new `OutfeedOptimizer(model.optimizer, ...)`.
-        """
-        return keras.saving.deserialize_keras_object(
-            config["wrapped_optimizer"], custom_objects=custom_objects
-        )
 
     def _enqueue(self, gradients: Sequence[Gradient], keys: Iterable[str]) -> None:
         if not is_open():  # a model that no strategy runs

@@ -1,48 +1,19 @@
 """Base class of optimizers that wrap another one and share its variables and settings.
 
 gradients -> the wrapper changes or records them -> the wrapped optimizer -> variables
-
-Functions of replicas whose launch adds gradients up: the outermost optimizer does it, before it
-clips, maps or records them; not where one of them has `takes_means`, and averages itself.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import keras
 from jax.typing import ArrayLike
 
-from millrace._compat.keras_optimizers import wrapped_chain
-from millrace.api.own_loops.replication import cross_replica_sum, current_launch, replicas
-from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import OptionError, PlanError
 
 Gradient = jax.Array | None  # None for a variable that the loss does not depend on
-
-_is_reduced = ScopedValue(False)  # whether an outer optimizer sees to the replicas' gradients
-
-
-@contextmanager
-def added_up(
-    optimizer: keras.optimizers.Optimizer, gradients: Iterable[Gradient]
-) -> Iterator[list[Gradient]]:
-    """Gives the gradients to apply inside: their sums over replicas, where the launch asks for it.
-
-    Args:
-        optimizer: the outermost one so far.
-        gradients: of this replica.
-    """
-    gradients, launch = list(gradients), current_launch()
-    if launch is None or not launch.adds_gradients or replicas() == 1 or _is_reduced.get():
-        yield gradients
-        return
-    if not any(getattr(inner, "takes_means", False) for inner in wrapped_chain(optimizer)):
-        sums = iter(cross_replica_sum([g for g in gradients if g is not None]))
-        gradients = [None if g is None else next(sums) for g in gradients]
-    with _is_reduced.bound_to(True):
-        yield gradients
 
 
 class _WrappedAttribute:
@@ -60,6 +31,13 @@ class _WrappedAttribute:
             setattr(optimizer.wrapped_optimizer, self._name, value)
 
 
+def _as_they_are(
+    optimizer: keras.optimizers.Optimizer, gradients: Iterable[Gradient]
+) -> AbstractContextManager[list[Gradient]]:
+    del optimizer
+    return nullcontext(list(gradients))
+
+
 class WrappingOptimizer(keras.optimizers.Optimizer):
     """Trains like the wrapped optimizer; subclasses override `gradients_to_apply` or `apply`.
 
@@ -73,6 +51,8 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
     """
 
     is_outermost = False
+    # Surrounds each application, and gives its gradients; a package on top sets another function.
+    applying = staticmethod(_as_they_are)
     weight_decay: Any = _WrappedAttribute()
     clipnorm: Any = _WrappedAttribute()
     clipvalue: Any = _WrappedAttribute()
@@ -146,9 +126,9 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Applies gradients with the wrapped optimizer."""
         grads, trainable_variables = self._built_for(grads, trainable_variables)
-        with added_up(self, grads) as sums:
+        with self.applying(self, grads) as given:
             self.wrapped_optimizer.apply(
-                self.gradients_to_apply(sums, trainable_variables), trainable_variables
+                self.gradients_to_apply(given, trainable_variables), trainable_variables
             )
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, keras.Variable]]) -> Any:
@@ -158,8 +138,8 @@ class WrappingOptimizer(keras.optimizers.Optimizer):
         """
         grads, variables = map(list, zip(*grads_and_vars, strict=True))
         self._built_for(grads, variables)
-        with added_up(self, grads) as sums:
-            grads = self.gradients_to_apply(sums, variables)
+        with self.applying(self, grads) as given:
+            grads = self.gradients_to_apply(given, variables)
             self.wrapped_optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
         return self.iterations
 

@@ -6,7 +6,7 @@ no inputs       element x             body(x)                  -> nothing
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace.base.pytrees import Array, ArrayTree, Spec, SpecTree
-from millrace.compilation.executables.call_description import name_of
+from millrace.compilation.executables.call_description import name_of, shapes_of
 from millrace.errors import DTypeError, LoopError, OptionError
 
 
@@ -84,29 +84,36 @@ class Body:
         self, values: Sequence[ArrayTree], element: "ArrayTree | SpecTree" = None
     ) -> None:
         """Raises LoopError if the function cannot be called with these arguments."""
-        try:
-            signature = inspect.signature(self.function)
-        except (TypeError, ValueError):  # some builtin functions have none
-            return
         args, kwargs = arguments_of(values, element)
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            fed = len(args) - len(values)
-            source = (
-                f"{sorted(kwargs)} by name" if kwargs else f"{fed}" if element is not None else "0"
-            )
+        if (found := misfit(self.function, args, kwargs)) is not None:
+            signature, error = found
+            source = f"{sorted(kwargs)} by name" if kwargs else f"{len(args) - len(values)}"
             raise LoopError(
                 f"The {self._role} of a loop, {plain_name(self.function)}{signature}, does not "
                 f"take the arguments of the loop: {len(values)} from inputs and {source} from the "
                 f"infeed ({error}). It takes {_wanted(signature)}: inputs come first, in their "
                 "order, then the items of one element of the infeed."
-            ) from None
+            )
 
     def __call__(self, values: Sequence[ArrayTree], element: ArrayTree = None) -> Any:
         """Calls the function with the carried values and, after them, the element."""
         args, kwargs = arguments_of(values, element)
         return self.function(*args, **kwargs)
+
+
+def misfit(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[inspect.Signature, TypeError] | None:
+    """Returns why a function cannot be called with these arguments, and its signature; or None."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtin functions have none
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return signature, error
+    return None
 
 
 def arguments_of(
@@ -166,18 +173,14 @@ def truth_of(value: ArrayLike) -> jax.Array:
     array = jnp.asarray(value)
     if array.shape != () or array.dtype != jnp.bool_:
         raise LoopError(
-            f"The condition of a loop returned {_text(array)}, and not one truth value. Compare, "
-            "and reduce an array with keras.ops.all() or keras.ops.any()."
+            f"The condition of a loop returned {shapes_of(array)}, and not one truth value. "
+            "Compare, and reduce an array with keras.ops.all() or keras.ops.any()."
         )
     return array
 
 
 def _spec(leaf: Array) -> Spec:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _text(leaf: Array | Spec) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def _list(specs: Sequence[SpecTree]) -> str:
@@ -191,7 +194,7 @@ class _SpecText:
         self._spec = spec
 
     def __repr__(self) -> str:
-        return _text(self._spec)
+        return shapes_of(self._spec)
 
 
 def plain_name(function: Callable[..., object]) -> str:

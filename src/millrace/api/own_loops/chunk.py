@@ -10,7 +10,7 @@ Start and count are arguments, so one executable runs chunks of every length.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax import lax
 
 from millrace.base.pytrees import ArrayTree
 from millrace.programs.steps.loop import batch_at
-from millrace.programs.taps.entries import empty_entries, stacked_bytes, tapped_at
+from millrace.programs.taps.entries import stacked_bytes, tapped_at
 from millrace.programs.taps.taps import Tapped
 
 MAX_OUT_BYTES = 2**20  # of the taps of one chunk
@@ -33,7 +33,7 @@ _ChunkState = tuple[jax.Array, jax.Array, tuple[IterationCarry, Tapped]]
 class ChunkResult(NamedTuple):
     """The results of a chunk."""
 
-    carry: IterationCarry
+    carry: Any  # an IterationCarry; outside of the program its leaves
     outs: Tapped  # [capacity, ...]
     used: jax.Array  # number of iterations that ran
     more: jax.Array  # whether the loop continues
@@ -51,18 +51,13 @@ def chunk_capacity(tapped: Tapped, capacity: int | None) -> int:
     return max(1, min(most, MAX_OUT_BYTES // nbytes)) if nbytes else most
 
 
-def empty_outs(tapped: Tapped, capacity: int) -> Tapped:
-    """Returns zeros in the shape of a chunk's taps."""
-    return empty_entries(tapped, capacity)
-
-
 def run_chunk(
     iteration: Callable[[IterationCarry, ArrayTree], tuple[IterationCarry, Tapped]],
     goes_on: Callable[[IterationCarry], jax.Array] | None,
     carry: IterationCarry,
     block: ArrayTree,
-    start: jax.Array,
-    count: jax.Array,
+    start: jax.Array | int,
+    count: jax.Array | int,
     outs: Tapped,
 ) -> ChunkResult:
     """Runs up to `count` iterations.
@@ -87,7 +82,7 @@ def run_chunk(
 
     if goes_on is None:
         carry, outs = lax.fori_loop(0, count, step, (carry, outs))
-        return ChunkResult(carry, outs, count, jnp.bool_(True))
+        return ChunkResult(carry, outs, jnp.int32(count), jnp.bool_(True))
 
     def again(state: _ChunkState) -> jax.Array:
         index, more, _ = state

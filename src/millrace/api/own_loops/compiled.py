@@ -7,7 +7,7 @@ call -> as the last one                    its executable: JAX checks whether it
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -29,6 +29,13 @@ ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scal
 ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position
 
 
+class ProgramDescription(NamedTuple):
+    """A program for certain arguments, as the compile log knows it."""
+
+    key: ProgramKey
+    arguments: object  # those that the user has passed
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The user's function or loop behind a program, for the compile log."""
@@ -36,19 +43,9 @@ class Subject:
     name: str  # "train", "repeat of step"
     number: Hashable  # of the function or the loop
     objects: tuple[Hashable, ...]  # numbers of the models that it uses
-    key: Callable[[ProgramArguments], ProgramKey]
-    user_arguments: Callable[[ProgramArguments], object]  # those that the user has passed
+    describe: Callable[[ProgramArguments], ProgramDescription]
     seconds: float = 0.0  # spent on finding the variables that it touches
     runs_as: str | None = None  # name of the function that it is a piece of
-
-    def after(self, seconds: float) -> "Subject":
-        """Returns this subject with more seconds spent."""
-        return replace(self, seconds=self.seconds + seconds)
-
-    def what(self, arguments: ProgramArguments) -> str:
-        """The program in words."""
-        shapes = shapes_of(self.user_arguments(arguments))
-        return f"{self.name} for {shapes}" if shapes else self.name
 
 
 class _LastCall(NamedTuple):
@@ -132,9 +129,11 @@ class Compiled:
 
     def _compile(self, arguments: ProgramArguments) -> Executable:
         log, subject = current_log(), self._subject
-        what, devices = subject.what(arguments), self._devices or devices_of_call(arguments)
+        devices, objects = self._devices or devices_of_call(arguments), subject.objects
+        key, user_arguments = subject.describe(arguments)
+        shapes = shapes_of(user_arguments)
+        what = f"{subject.name} for {shapes}" if shapes else subject.name
         log.begin(what)
-        key, objects = subject.key(arguments), subject.objects
         seconds = 0.0 if len(self._executables) else subject.seconds
 
         def shares(traced: jax.stages.Traced) -> bool:
@@ -148,7 +147,7 @@ class Compiled:
             groups=frozenset(
                 {("function", subject.number, *objects), ("program", key.digest, *objects)}
             ),
-            batch=shapes_of(subject.user_arguments(arguments)),
+            batch=shapes,
             make=lambda: Code(lambda: self._jitted.trace(*arguments), shares, {}, seconds),
             devices=devices,
             source=self._source,

@@ -14,21 +14,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import keras
 from jax import lax
 
 from millrace._compat.jax_tracing import is_traced
 from millrace._compat.jaxpr import Graph, add_host_work, trace
-from millrace.api.own_loops.chunk import ChunkResult, IterationCarry, empty_outs, run_chunk
-from millrace.api.own_loops.exchange import HOST_TIME, LONG_TIME, REPLICA_TIME, Exchange
+from millrace.api.own_loops.chunk import ChunkResult, IterationCarry, run_chunk
+from millrace.api.own_loops.exchange import HOST_TIME, LONG_TIME, MANY, REPLICA_TIME, Exchange
 from millrace.api.own_loops.iteration import Iteration, specs_of
-from millrace.api.own_loops.replication import current_group, replicas
+from millrace.api.own_loops.replication import current_group, largest, replicas
 from millrace.api.own_loops.scope import refuse_driven_loop
 from millrace.base.devices import REPLICA
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.programs.feeds.infeed_queue import InfeedQueue
 from millrace.programs.replicas.sums import of_all
 from millrace.programs.steps.program import INDEX
+from millrace.programs.taps.entries import empty_entries
 from millrace.programs.taps.taps import Tapped
 
 
@@ -70,15 +72,12 @@ class DrivenLoop:
         """Raises UnsupportedError for a place that the host cannot reach."""
         refuse_driven_loop(place)
 
-    def add(
-        self, carry: IterationCarry, limits: Sequence[Any], others: Sequence[Any]
-    ) -> IterationCarry:
+    def add(self, carry: IterationCarry, limit: int | jax.Array | None) -> IterationCarry:
         """Adds the loop to the program that is being traced.
 
         Args:
             carry: before the first iteration.
-            limits: the largest number of iterations, of this replica and of all of them.
-            others: the current values of `others`.
+            limit: the largest number of iterations, which may be traced; None for no limit.
 
         Returns:
             The carry after the last iteration.
@@ -94,6 +93,9 @@ class DrivenLoop:
         else:
             self.part = LoopPart(self._chunk, specs, self.block, INDEX, INDEX)
         outside = [] if self.condition is None else self.condition.outside
+        number = jnp.int32(MANY if limit is None else limit)
+        limits = number, largest(number) if is_traced(number) else number  # the second: of all
+        others = [lax.convert_element_type(v.value, v.dtype) for v in self.others]
         self.counts = len(self.part.outside), len(outside), len(leaves), len(limits)
         inputs = [*self.part.outside, *outside, *leaves, *limits, *others]
         results = add_host_work(self, inputs, self.part.graph.outvars[: len(leaves)])
@@ -105,7 +107,7 @@ class DrivenLoop:
         iteration = self.iteration
         if not self.is_local:
             count = lax.pmin(count, REPLICA)
-        empty = empty_outs(iteration.tapped, self.exchange.capacity)
+        empty = empty_entries(iteration.tapped, self.exchange.capacity)
         result = run_chunk(iteration, iteration.goes_on, carry, block, start, count, empty)
         return result._replace(outs=self._for_all(result.outs))
 

@@ -13,7 +13,8 @@ caller gets the exception itself. Ctrl-C is such an exception.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +94,13 @@ class Portion(NamedTuple):
     iterations: int  # 0 ends the loop
 
 
+def deliver_one(tapped: Tapped) -> None:
+    """Gives queues the taps of one iteration, or of a function outside of all loops."""
+    for queue, value in tapped.items():
+        queue.expect()
+        queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
+
+
 # The host calls the loop, and no program calls back into Python. A callback holds one of the few
 # threads of XLA's CPU client, and the copy of an array that it asks for needs another one: with two
 # replicas in a process, both waited in callbacks, and the copies were never made.
@@ -142,22 +150,17 @@ class Exchange:
         self._taken = 0  # iterations in the last portion
         self._last = self._held = Portion(self.empty, 0, 0)
 
-    def open(self) -> None:
-        """Begins a run of the program."""
-        self.error = None
-        self._taken = 0
-        for queue in self.queues:
-            queue.expect()
-
-    def close(self, error: BaseException | None) -> None:
-        """Ends a run of the program, and tells the queues.
-
-        Args:
-            error: that ended the program; None if it finished.
-        """
-        self.error = None
-        for queue in self.queues:
-            queue.ends(error)
+    @contextmanager
+    def of_run(self) -> Iterator[None]:
+        """Surrounds a run of the program, and tells the queues."""
+        self.error, self._taken = None, 0
+        with ExitStack() as stack:
+            for queue in self.queues:
+                stack.enter_context(queue.filled())
+            try:
+                yield
+            finally:
+                self.error = None
 
     def portion(self, remaining: int) -> Portion:
         """Returns the elements of the next chunk, of `remaining` iterations or fewer."""

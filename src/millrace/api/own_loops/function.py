@@ -5,9 +5,10 @@ train(steps, model)      steps, an array -> argument        model, an object -> 
   -> its results
 """
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +18,18 @@ from jax.typing import ArrayLike
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
-from millrace.api.own_loops.compiled import ProgramArguments, Subject
+from millrace.api.own_loops.compiled import ProgramArguments, ProgramDescription, Subject
 from millrace.api.own_loops.host_loop import OnHost
 from millrace.api.own_loops.log_subject import is_array, key_of_function, models_of, objects_of
 from millrace.api.own_loops.program import LoopProgram
 from millrace.api.own_loops.replica_devices import devices_for
-from millrace.api.own_loops.replication import ReplicaLaunch, current_launch
+from millrace.api.own_loops.replication import ReplicaLaunch, launch_in_force
 from millrace.api.own_loops.running import running
 from millrace.api.own_loops.scope import Touched, context_of
 from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
 from millrace.base.pytrees import Array
-from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.base.records.compilation import Aspect, KeyField
 from millrace.base.threads.made_once import MadeOnce
 from millrace.compilation.executables.call_description import name_of, new_number
 from millrace.compilation.executables.log import current_log
@@ -74,6 +75,9 @@ def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "Compi
         )
     count = None if replicas is None else whole_number("replicas", replicas, 1)
     return CompiledFunction(fn, count)
+
+
+_ARRAY = object()  # in place of an argument of the program, among those that are part of it
 
 
 class CompiledFunction:
@@ -132,14 +136,12 @@ class CompiledFunction:
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[LoopProgram | None, list[Array]]:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        are_arrays = [is_array(leaf) for leaf in leaves]
-        arrays = [_as_argument(x) for x, array in zip(leaves, are_arrays, strict=True) if array]
-        static = [x for x, array in zip(leaves, are_arrays, strict=True) if not array]
+        arrays = [_as_argument(leaf) for leaf in leaves if is_array(leaf)]
+        static = [_ARRAY if is_array(leaf) else leaf for leaf in leaves]
         launch = self._launch()
         key = (
             launch and launch.key,
             treedef,
-            tuple(are_arrays),
             tuple(map(_type, arrays)),
             tuple(x if isinstance(x, str | bool) else id(x) for x in static),
             jax.config.jax_default_device,  # type: ignore[attr-defined]
@@ -147,7 +149,7 @@ class CompiledFunction:
 
         def make() -> LoopProgram | None:
             current_log().begin(name_of(self._fn))
-            call = _StaticCall(self._fn, self._number, treedef, are_arrays, static, launch)
+            call = _StaticCall(self._fn, self._number, treedef, static, launch)
             with unwatched():
                 return _traced(call, arrays, launch)
 
@@ -157,7 +159,7 @@ class CompiledFunction:
         if _is_within_a_trace():  # this function belongs to the replicas of that trace
             return None
         if self._replicas is None:
-            return current_launch()
+            return launch_in_force.get()
         return None if self._replicas == 1 else ReplicaLaunch(devices_for(self._replicas))
 
 
@@ -179,41 +181,35 @@ class _StaticCall:
     fn: Callable[..., object]
     number: int  # of the function
     treedef: jax.tree_util.PyTreeDef  # of all arguments
-    are_arrays: list[bool]  # of all leaves
-    static: list[object]  # the other leaves
+    static: list[object]  # all leaves, with _ARRAY in place of arrays
     launch: ReplicaLaunch | None
 
     def __call__(self, arrays: Sequence[Array]) -> Any:
         args, kwargs = self._filled(arrays)
         return jax.tree.map(_value_of, self.fn(*args, **kwargs))
 
-    def subject(self, touched: Touched, seconds: float) -> Subject:
+    def subject(self, touched: Touched) -> Subject:
         """Returns a description for the compile log, with the arguments as the user passes them."""
-        name, without_arrays = name_of(self.fn), self._filled([None] * len(self.are_arrays))
+        name, without_arrays = name_of(self.fn), self._filled(itertools.repeat(None))
         objects = objects_of(self.fn, *without_arrays)
         ids = [("function object", str(self.number)), *objects]
 
-        def key(arguments: ProgramArguments) -> ProgramKey:
-            args, kwargs = self._filled(_arrays_of(arguments))
+        def describe(arguments: ProgramArguments) -> ProgramDescription:
+            arrays = cast(list[Array], arguments[-1])
+            args, kwargs = self._filled(arrays)
             key = key_of_function(name, self.fn, args, kwargs, touched, ids)
-            count = 1 if self.launch is None else self.launch.replicas
-            if count == 1:
-                return key
-            replicas = KeyField(Aspect.OPTION, "replicas", str(count))
-            return replace(key, fields=(*key.fields, replicas))
+            if self.launch is not None and (group := self.launch.group) is not None:
+                replicas = KeyField(Aspect.OPTION, "replicas", str(group.replicas))
+                key = replace(key, fields=(*key.fields, replicas))
+            return ProgramDescription(key, arrays)
 
-        return Subject(name, self.number, models_of(objects), key, _arrays_of, seconds)
+        return Subject(name, self.number, models_of(objects), describe)
 
     def _filled(self, arrays: Iterable[Array | None]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Returns the arguments by position and by name."""
-        arrays, static = iter(arrays), iter(self.static)
-        leaves = [next(arrays) if is_array else next(static) for is_array in self.are_arrays]
+        arrays = iter(arrays)
+        leaves = [next(arrays) if leaf is _ARRAY else leaf for leaf in self.static]
         return jax.tree.unflatten(self.treedef, leaves)
-
-
-def _arrays_of(arguments: ProgramArguments) -> list[Array]:
-    """Returns the user's arrays among the arguments of a program."""
-    return arguments[-1]  # type: ignore[return-value]
 
 
 def _type(array: Array) -> tuple[Hashable, ...]:

@@ -12,7 +12,7 @@ import keras
 
 from millrace.api.own_loops.scope import VariableScope
 from millrace.errors import LoopError, OptionError
-from millrace.programs.taps.taps import collecting, tap_again
+from millrace.programs.taps.taps import value_and_grad as value_and_grad_with_taps
 
 FunctionResult = TypeVar("FunctionResult")
 
@@ -59,17 +59,15 @@ def value_and_grad(
 
     def differentiated(values: list[jax.Array]) -> Any:
         with VariableScope(zip(variables, values, strict=True)) as scope:
-            result, tapped = collecting(fn)(*args, **kwargs)
+            result = fn(*args, **kwargs)
             assigned[:] = scope.assigned.values()
             new = scope.values(assigned)
-        loss = _loss_of(result)
-        return loss, (result, new, tapped)
+        return _loss_of(result), (result, new)
 
     values = [variable.value for variable in variables]
-    (_, (result, new, tapped)), gradients = jax.value_and_grad(differentiated, has_aux=True)(values)
+    (_, (result, new)), gradients = value_and_grad_with_taps(differentiated)(values)
     for variable, value in zip(assigned, new, strict=True):
         variable.assign(value)
-    tap_again(tapped)
     return result, gradients
 
 

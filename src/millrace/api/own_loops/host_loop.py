@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_steps import current_scope
 from millrace.api.own_loops.body import Body, Carried, next_values, truth_of
+from millrace.api.own_loops.exchange import deliver_one
 from millrace.base.interrupts import raise_if_interrupted
 from millrace.base.pytrees import ArrayTree
 from millrace.programs.feeds.infeed_queue import InfeedQueue
@@ -60,9 +60,7 @@ class LoopByHost:
             if self._condition is not None and not truth_of(self._condition(values)):
                 break
             values, tapped = collecting(self._iteration)(values, self._element())
-            for queue, value in tapped.items():
-                queue.expect()
-                queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
+            deliver_one(tapped)
         return values
 
     def _element(self) -> Any:

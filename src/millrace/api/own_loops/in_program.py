@@ -8,17 +8,15 @@ A program cannot call the host for data: where all threads of XLA waited in such
 another, none was left for the copies that the calls wait for.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 from jax import lax
 
 from millrace._compat.jax_tracing import is_traced
 from millrace._compat.keras_steps import current_scope
-from millrace.api.own_loops.chunk import MAX_ITERATIONS, IterationCarry
+from millrace.api.own_loops.chunk import MAX_ITERATIONS, IterationCarry, run_chunk
 from millrace.api.own_loops.driven_loop import DrivenLoop
 from millrace.api.own_loops.exchange import MANY
 from millrace.api.own_loops.iteration import Iteration
@@ -27,6 +25,7 @@ from millrace.api.own_loops.scope import context_of, refuse_driven_loop
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import ModelError
 from millrace.programs.feeds.infeed_queue import InfeedQueue
+from millrace.programs.taps.taps import Tapped
 
 
 def run_in_program(
@@ -72,29 +71,16 @@ def run_in_program(
     states = [lax.convert_element_type(v.value, v.dtype) for v in changed]
     carry: IterationCarry = (values, states)
     if context is not None and is_driven:
-        carry = _driven(iteration, carry, limit, infeed, context.variables)
+        carry = DrivenLoop(iteration, infeed, context.variables).add(carry, limit)
     else:
         if isinstance(limit, jax.Array) and is_traced(limit):
             limit = largest(limit)
-        carry = _compiled_loop(iteration, carry, limit)
+        count = MANY if limit is None else limit
+        carry = run_chunk(iteration, iteration.goes_on, carry, None, 0, count, Tapped()).carry
     values, states = carry
     for variable, value in zip(changed, states, strict=True):
         variable.assign(value)
     return values
-
-
-def _driven(
-    iteration: Iteration,
-    carry: IterationCarry,
-    limit: int | jax.Array | None,
-    infeed: InfeedQueue | None,
-    variables: Sequence[keras.Variable],
-) -> IterationCarry:
-    loop = DrivenLoop(iteration, infeed, variables)
-    number = jnp.int32(MANY if limit is None else limit)
-    of_all = largest(number) if is_traced(number) else number
-    others = [lax.convert_element_type(v.value, v.dtype) for v in loop.others]
-    return loop.add(carry, (number, of_all), others)
 
 
 def _without_running(scope: Any, iteration: Iteration, values: list[ArrayTree]) -> list[ArrayTree]:
@@ -104,21 +90,3 @@ def _without_running(scope: Any, iteration: Iteration, values: list[ArrayTree]) 
     for variable in iteration.touched.changed:
         variable.assign(jnp.zeros(variable.shape, variable.dtype))
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), values)
-
-
-def _compiled_loop(
-    iteration: Iteration, carry: IterationCarry, limit: int | jax.Array | None
-) -> IterationCarry:
-    goes_on = iteration.goes_on
-    if goes_on is None:
-        return lax.fori_loop(0, limit, lambda _, carry: iteration(carry, None)[0], carry)
-    if limit is None:
-        return lax.while_loop(goes_on, lambda carry: iteration(carry, None)[0], carry)
-
-    def again(state: tuple[jax.Array, IterationCarry]) -> jax.Array:
-        return (state[0] < limit) & goes_on(state[1])
-
-    def advance(state: tuple[jax.Array, IterationCarry]) -> tuple[jax.Array, IterationCarry]:
-        return state[0] + 1, iteration(state[1], None)[0]
-
-    return lax.while_loop(again, advance, (jnp.int32(0), carry))[1]

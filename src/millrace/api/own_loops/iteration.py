@@ -39,11 +39,11 @@ class Iteration:
             LoopError: if body or condition do not fit the carried values and the element.
         """
         self.name = loop_name(body, condition)
-        self._body, self._specs = Body(body), carried.specs
-        self._condition = None if condition is None else Body(condition, "condition")
-        self._body.check_arity(carried.values, element)
-        if self._condition is not None:
-            self._condition.check_arity(carried.values)
+        self.body, self.specs, self.element = Body(body), carried.specs, element
+        self.condition = None if condition is None else Body(condition, "condition")
+        self.body.check_arity(carried.values, element)
+        if self.condition is not None:
+            self.condition.check_arity(carried.values)
         self.loop = EnclosingLoop(is_counted=condition is None)
         self.touched: Touched = look_at(self._both, carried.specs, element)
 
@@ -55,7 +55,7 @@ class Iteration:
     @property
     def goes_on(self) -> Callable[[IterationCarry], jax.Array] | None:
         """The condition as a function of the carry; None never ends the loop."""
-        return None if self._condition is None else self._goes_on
+        return None if self.condition is None else self._goes_on
 
     def __call__(self, carry: IterationCarry, element: ArrayTree) -> tuple[IterationCarry, Tapped]:
         """Runs the body once."""
@@ -70,18 +70,18 @@ class Iteration:
     def _goes_on(self, carry: IterationCarry) -> jax.Array:
         values, states = carry
         with VariableScope(zip(self.touched.changed, states, strict=True)) as scope:
-            result = truth_of(self._condition(values))  # type: ignore[misc]
+            result = truth_of(self.condition(values))  # type: ignore[misc]
         scope.refuse_others(())
         # All replicas run the same iterations: each takes part in what the others exchange.
         return holds_anywhere(result)
 
     def _next(self, values: list[ArrayTree], element: ArrayTree) -> list[ArrayTree]:
         with in_body_of(self.loop):
-            return next_values(self._body(values, element), self._specs)
+            return next_values(self.body(values, element), self.specs)
 
     def _both(self, values: list[ArrayTree], element: ArrayTree) -> Any:
         result = self._next(values, element)
-        return result, None if self._condition is None else truth_of(self._condition(values))
+        return result, None if self.condition is None else truth_of(self.condition(values))
 
 
 def specs_of(batches: ArrayTree) -> Any:

@@ -15,19 +15,20 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import keras
 import numpy as np
 
-from millrace.api.own_loops.body import arguments_of, loop_name
-from millrace.api.own_loops.compiled import ProgramArguments, Subject
+from millrace.api.own_loops.body import arguments_of
+from millrace.api.own_loops.compiled import ProgramArguments, ProgramDescription, Subject
+from millrace.api.own_loops.iteration import Iteration
 from millrace.api.own_loops.scope import Touched
-from millrace.base.pytrees import Array, ArrayTree, SpecTree
+from millrace.base.pytrees import Array
 from millrace.base.records.compilation import Aspect, KeyField, ProgramKey
 from millrace.compilation.executables.call_description import number_of
-from millrace.compilation.explain.fingerprint import describe
+from millrace.compilation.explain.fingerprint import describe as describe_function
 from millrace.compilation.explain.key import key_of_call
 from millrace.programs.feeds.infeed_queue import InfeedQueue
 
@@ -147,65 +148,39 @@ def models_of(object_ids: ObjectIds) -> tuple[str, ...]:
     return tuple(number for name, number in object_ids if name == "model object")
 
 
-class LoopSubject:
-    """Names, numbers and keys of a loop that runs on its own."""
+def loop_subject(iteration: Iteration, infeed: InfeedQueue | None, number: int) -> Subject:
+    """Returns the description, for the compile log, of a loop that runs on its own.
 
-    def __init__(
-        self,
-        body: Callable[..., object],
-        condition: Callable[..., object] | None,
-        element: SpecTree,
-        infeed: InfeedQueue | None,
-        number: int,
-    ):
-        """Names the loop.
+    Args:
+        iteration: of the loop.
+        infeed: of the loop; None without one.
+        number: the same for equal bodies and conditions.
+    """
+    body, condition = iteration.body.function, iteration.condition
+    structure = jax.tree.structure(iteration.specs)
+    # Views of one number, without memory: only their shapes and dtypes count.
+    element = jax.tree.map(
+        lambda spec: np.broadcast_to(np.zeros((), spec.dtype), spec.shape), iteration.element
+    )
+    infeeds = [] if infeed is None else [("object passed as infeed", str(number_of(infeed)))]
+    object_ids = [("function object", str(number)), *objects_of(body, (), {}), *infeeds]
 
-        Args:
-            body: of the user.
-            condition: of the user; None without one.
-            element: specs of an element of the infeed; None without one.
-            infeed: of the loop; None without one.
-            number: the same for equal bodies and conditions.
-        """
-        self.name = loop_name(body, condition)
-        self.number = number
-        self._body, self._condition = body, condition
-        # Views of one number, without memory: only their shapes and dtypes count.
-        self._element = jax.tree.map(
-            lambda spec: np.broadcast_to(np.zeros((), spec.dtype), spec.shape), element
-        )
-        infeeds = [] if infeed is None else [("object passed as infeed", str(number_of(infeed)))]
-        objects = objects_of(body, (), {})
-        self._object_ids = [("function object", str(number)), *objects, *infeeds]
-
-    def subject(
-        self, touched: Touched, carried_in: Callable[[ProgramArguments], Sequence[ArrayTree]]
-    ) -> Subject:
-        """Returns a description of the loop for the compile log.
-
-        Args:
-            touched: variables of the loop.
-            carried_in: returns the carried values among the arguments of the program.
-        """
-
-        def key(arguments: ProgramArguments) -> ProgramKey:
-            args, kwargs = arguments_of(carried_in(arguments), self._element)
-            body = key_of_function(self.name, self._body, args, kwargs, touched, self._object_ids)
-            if self._condition is None:
-                return body
-            more = describe(self._condition, "condition")
+    def describe(arguments: ProgramArguments) -> ProgramDescription:
+        *leaves, _ = cast(Sequence[Array], arguments[-1])  # the last one is the limit
+        carried = jax.tree.unflatten(structure, leaves)
+        args, kwargs = arguments_of(carried, element)
+        key = key_of_function(iteration.name, body, args, kwargs, iteration.touched, object_ids)
+        if condition is not None:
+            more = describe_function(condition.function, "condition")
             # Body and condition may both be called <lambda>.
             fields = [
                 replace(field, name=f"{field.name} of the condition") for field in more.fields
             ]
-            is_complete = body.is_complete and more.is_complete
-            return replace(body, fields=(*body.fields, *fields), is_complete=is_complete)
+            is_complete = key.is_complete and more.is_complete
+            key = replace(key, fields=(*key.fields, *fields), is_complete=is_complete)
+        return ProgramDescription(key, (carried, element))
 
-        def user_arguments(arguments: ProgramArguments) -> object:
-            return carried_in(arguments), self._element
-
-        models = models_of(self._object_ids)
-        return Subject(self.name, self.number, models, key, user_arguments)
+    return Subject(iteration.name, number, models_of(object_ids), describe)
 
 
 class PieceSubjects:
@@ -219,8 +194,7 @@ class PieceSubjects:
             arrays: its last argument, the arrays of the user.
         """
         self._subject, self._number = subject, 0
-        self._key = subject.key((arrays,))
-        self._arguments = subject.user_arguments((arrays,))
+        self._description = subject.describe((arrays,))
 
     def next(self, loop: str | None = None) -> Subject:
         """Returns the description of the next piece: the loop of this name, or a segment."""
@@ -231,14 +205,13 @@ class PieceSubjects:
             name = f"{whole}, part {self._number + 1}"
         number = self._subject.number, self._number
         self._number += 1
-        key = replace(self._key, program=name)
-        arguments = self._arguments
+        key = replace(self._description.key, program=name)
+        description = self._description._replace(key=key)
         return replace(
             self._subject,
             name=name,
             number=number,
-            key=lambda _: key,
-            user_arguments=lambda _: arguments,
+            describe=lambda _: description,
             seconds=self._subject.seconds if self._number == 1 else 0.0,
             runs_as=whole,
         )

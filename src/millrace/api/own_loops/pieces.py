@@ -13,7 +13,7 @@ thread of XLA ever waits for Python. The carry goes from one call to the next.
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from millrace._compat.jaxpr import (
     variables,
     with_effects,
 )
+from millrace.api.own_loops.chunk import ChunkResult
 from millrace.api.own_loops.compiled import Compiled, Subject
 from millrace.api.own_loops.driven_loop import DrivenLoop
 from millrace.api.own_loops.exchange import MANY, Exchange
@@ -46,14 +47,6 @@ from millrace.errors import ProcessError
 from millrace.programs.taps.taps import Tapped
 
 PieceValues = dict[Hashable, Any]  # by the variables of a graph
-
-
-class _CallResult(NamedTuple):
-    """The results of a chunk, without the carry."""
-
-    outs: Tapped  # [capacity, ...]
-    used: jax.Array  # number of iterations that ran
-    more: jax.Array  # whether the loop continues
 
 
 class Pieces:
@@ -176,17 +169,17 @@ class _Segment:
         results_are_split: Sequence[bool],
         form: ReplicaForm,
         subject: Subject,
+        donated: tuple[int, ...] = (),
     ):
         self.inputs: Sequence[Hashable] = graph.invars
         self.results = results
         function = form.mapped(as_function(graph), are_split, [*results_are_split])
-        self._compiled = Compiled(function, subject, lambda: True, devices=form.devices)
-        specs = map(form.spec, map(spec_of, graph.invars), are_split)
-        self._compiled.prepare(*specs)
+        self.call = Compiled(function, subject, lambda: True, donated, form.devices)
+        self.call.prepare(*map(form.spec, map(spec_of, graph.invars), are_split))
 
     def run(self, values: PieceValues) -> list[jax.Array]:
         """Returns the results, given the values of its inputs."""
-        return self._compiled(*(values[name] for name in self.inputs))
+        return self.call(*(values[name] for name in self.inputs))
 
 
 class _LoopCall:
@@ -247,16 +240,14 @@ class _LoopCall:
                 outside = list(map(self._is_split, self._outside_condition))
                 subject = subjects.next(f"the condition of {loop.name}")
                 self._condition = _Segment(
-                    loop.condition.graph, [*outside, *carry], ["more"], [AS_WHOLE], form, subject
+                    loop.condition.graph, [*outside, *carry], (), [AS_WHOLE], form, subject
                 )
             return
         block = [IN_PARTS] * (len(graph.invars) - len(outside) - len(carry) - 2)
         arguments = [*outside, *carry, *block, AS_WHOLE, AS_WHOLE if form.is_local else IN_PARTS]
         results = [*carry, *[taps] * (more - 2), AS_WHOLE, AS_WHOLE]
         donated = tuple(range(len(outside), len(outside) + len(carry)))  # copies of the run
-        function = form.mapped(as_function(graph), arguments, results)
-        self._chunk = Compiled(function, subject, lambda: True, donated, form.devices)
-        self._chunk.prepare(*map(form.spec, map(spec_of, graph.invars), arguments))
+        self._chunk = _Segment(graph, arguments, (), results, form, subject, donated)
 
     def run(self, values: PieceValues) -> list[jax.Array]:
         """Runs the loop; returns the carry after its last iteration.
@@ -298,7 +289,7 @@ class _LoopCall:
     def _run_ahead(self, outside: list[Any], limit: int) -> None:
         """Calls a chunk before the results of the previous one have arrived."""
         exchange, done = self._loop.exchange, 0
-        pending: tuple[_CallResult, int] | None = None
+        pending: tuple[ChunkResult, int] | None = None
         while done < limit:
             block, start, count = exchange.portion(limit - done)
             if not count:
@@ -340,9 +331,8 @@ class _LoopCall:
         axis = 0 if form.count == 1 else 1  # of the iterations
         for done in range(limit):
             if self._condition is not None:
-                values = [*condition, *self._latest]
-                more = self._condition.run(dict(zip(self._condition.inputs, values, strict=True)))
-                if not form.result(more[0]):
+                (more,) = self._condition.call(*condition, *self._latest)
+                if not form.result(more):
                     break
             block, start, count = exchange.portion(1)
             if not form.is_local and not form.smallest(count):
@@ -358,20 +348,20 @@ class _LoopCall:
             entries = jax.tree.map(lambda leaf: np.expand_dims(leaf, axis), taps.values)
             exchange.deliver(entries, 1)
 
-    def _call(self, outside: list[Any], block: ArrayTree, start: int, count: int) -> _CallResult:
+    def _call(self, outside: list[Any], block: ArrayTree, start: int, count: int) -> ChunkResult:
         form, number = self._form, np.int32(count)
         if not form.is_local:
             block, number = form.parts([block, np.full(len(form.local), number)])  # type: ignore[misc]
         with uninterrupted():
-            results = self._chunk(
+            results = self._chunk.call(
                 *outside, *self._latest, *jax.tree.leaves(block), np.int32(start), number
             )
             self._latest = results[: len(self._carry)]
         *outs, used, more = results[len(self._carry) :]
         structure = jax.tree.structure(self._loop.iteration.tapped)
-        return _CallResult(jax.tree.unflatten(structure, outs), used, more)
+        return ChunkResult(self._latest, jax.tree.unflatten(structure, outs), used, more)
 
-    def _deliver(self, result: _CallResult, count: int) -> None:
+    def _deliver(self, result: ChunkResult, count: int) -> None:
         jax.block_until_ready(result.used)
         self._loop.exchange.deliver(result.outs.values, count)
 

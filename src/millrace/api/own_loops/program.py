@@ -7,16 +7,16 @@ values of both, arrays -> the program -> results, taps, new values -> the variab
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.api.own_loops.compiled import Compiled, Subject
-from millrace.api.own_loops.exchange import Exchange
+from millrace.api.own_loops.exchange import deliver_one
 from millrace.api.own_loops.log_subject import PieceSubjects
 from millrace.api.own_loops.pieces import Pieces
 from millrace.api.own_loops.replica_forms import (
@@ -24,7 +24,6 @@ from millrace.api.own_loops.replica_forms import (
     IN_PARTS,
     ProgramResults,
     ReplicaForm,
-    form_of,
 )
 from millrace.api.own_loops.replication import ReplicaLaunch
 from millrace.api.own_loops.scope import (
@@ -40,7 +39,7 @@ from millrace.base.threads.scoped_value import ScopedValue
 from millrace.compilation.executables.watch import unwatched
 from millrace.programs.steps.program import FunctionSource
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
-from millrace.programs.taps.taps import Tapped, collecting
+from millrace.programs.taps.taps import collecting
 
 # Values of variables that a program assigns, and of others that it reads; the user's arrays.
 _LoopArguments = tuple[list[jax.Array], list[jax.Array], list[Array]]
@@ -57,7 +56,7 @@ class LoopProgram:
         self,
         function: Callable[[list[Array]], object],
         arrays: Sequence[Array],
-        subject: Callable[[Touched, float], Subject],
+        subject: Callable[[Touched], Subject],
         launch: ReplicaLaunch | None = None,
     ):
         """Traces the function once, to find the variables that it touches.
@@ -65,8 +64,7 @@ class LoopProgram:
         Args:
             function: takes a list of arrays, and may touch any variables.
             arrays: examples of the arguments, of the same shapes and dtypes.
-            subject: returns a description for the compile log, given the variables and the
-                seconds that this trace has taken.
+            subject: returns a description for the compile log, given the variables.
             launch: number of replicas, which the trace may change; None for one.
         """
         begin = time.perf_counter()
@@ -77,7 +75,8 @@ class LoopProgram:
         self._function = function
         self._form, self._touched = _traced_once(function, specs, launch)
         self._specs = specs
-        self._subject = subject(self._touched, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        self._subject = replace(subject(self._touched), seconds=seconds)
         form, touched = self._form, self._touched
         self._compiled: Compiled | None = None  # if it is in one piece
         if not touched.has_driven_loops:
@@ -117,7 +116,11 @@ class LoopProgram:
         with self._lock:  # variables and queues belong to one run at a time
             arguments = self._arguments(arrays)
             cut = self._cut(arguments) if compiled is None else None
-            with exchanging(cut.exchanges() if cut else (), touched.tapped):
+            with contextlib.ExitStack() as stack:
+                for exchange in cut.pieces.exchanges() if cut else ():
+                    stack.enter_context(exchange.of_run())
+                for queue in touched.tapped.keys:
+                    stack.enter_context(cast(OutfeedQueue, queue).filled())
                 results: ProgramResults = (
                     cut(arguments) if cut else compiled(*arguments)  # type: ignore[misc]
                 )
@@ -128,9 +131,7 @@ class LoopProgram:
         self._form.assign(self._touched.changed, results.new, results.first)
         if results.tapped:
             jax.block_until_ready(results)
-        for queue, value in results.tapped.items():
-            queue.expect()
-            queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
+        deliver_one(results.tapped)
         return self._form.result(results.result)
 
     def _arguments(self, arrays: Sequence[Array]) -> _LoopArguments:
@@ -187,9 +188,6 @@ class _CutFunction(NamedTuple):
     pieces: Pieces
     results: jax.tree_util.PyTreeDef
 
-    def exchanges(self) -> list[Exchange]:
-        return list(self.pieces.exchanges())
-
     def __call__(self, arguments: ArrayTree) -> ProgramResults:
         return jax.tree.unflatten(self.results, self.pieces.run(jax.tree.leaves(arguments)))
 
@@ -199,32 +197,11 @@ def _traced_once(
     specs: list[jax.ShapeDtypeStruct],
     launch: ReplicaLaunch | None,
 ) -> tuple[ReplicaForm, Touched]:
-    """Traces a function for as many replicas as there are, which are fewer if it uses shards."""
-    launch = None if launch is None or launch.devices == 1 else launch
+    """Traces a function for as many replicas as there are, which it may change."""
+    launch = None if launch is None or len(launch.devices) == 1 else launch
     while True:
-        form = form_of(launch)
+        form = ReplicaForm(launch)
         with form.looking():
             touched = look_at(function, specs, is_program=True)
-        if launch is None or form.count == launch.replicas:
+        if launch is None or form.group == launch.group:
             return form, touched
-
-
-@contextlib.contextmanager
-def exchanging(exchanges: Sequence[Exchange], tapped: Tapped) -> Iterator[None]:
-    """Surrounds a run of a program whose loops, or the program itself, exchange values."""
-    queues: tuple[OutfeedQueue, ...] = tapped.keys  # type: ignore[assignment]
-    for exchange in exchanges:
-        exchange.open()
-    for queue in queues:
-        queue.expect()
-    error: BaseException | None = None
-    try:
-        yield
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        for exchange in exchanges:
-            exchange.close(error)
-        for queue in queues:
-            queue.ends(error)

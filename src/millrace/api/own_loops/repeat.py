@@ -11,7 +11,7 @@ infeed     x0      x1                         x(n-1)
 inputs -> condition? -> body -> condition? -> body -> ... -> condition? -> values
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -20,17 +20,15 @@ import numpy as np
 from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace._compat.keras_steps import current_scope
 from millrace.api.own_loops.body import Body, Carried, loop_name, result_of_loop
-from millrace.api.own_loops.compiled import ProgramArguments, Subject
 from millrace.api.own_loops.exchange import MANY
 from millrace.api.own_loops.host_loop import LoopByHost, OnHost
 from millrace.api.own_loops.in_program import run_in_program
 from millrace.api.own_loops.iteration import Iteration, specs_of
-from millrace.api.own_loops.log_subject import LoopSubject, identity
+from millrace.api.own_loops.log_subject import identity, loop_subject
 from millrace.api.own_loops.program import LoopProgram
-from millrace.api.own_loops.replica_forms import form_of
-from millrace.api.own_loops.replication import current_launch
+from millrace.api.own_loops.replica_forms import ReplicaForm
+from millrace.api.own_loops.replication import launch_in_force
 from millrace.api.own_loops.running import running
-from millrace.api.own_loops.scope import Touched
 from millrace.base.interrupts import held_back
 from millrace.base.options import whole_number
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
@@ -80,21 +78,9 @@ def _element_of(infeed: InfeedQueue | None) -> SpecTree:
 class _OwnLoop:
     """A loop on its own: a program that has nothing else in it."""
 
-    def __init__(
-        self,
-        iteration: Iteration,
-        carried: Carried,
-        infeed: InfeedQueue | None,
-        subject: LoopSubject,
-    ):
+    def __init__(self, iteration: Iteration, infeed: InfeedQueue | None, number: int):
         self._iteration, self._infeed = iteration, infeed
-        self._treedef = treedef = jax.tree.structure(carried.values)
-
-        def carried_in(arguments: ProgramArguments) -> list[ArrayTree]:
-            *leaves, _ = cast(Sequence[Array], arguments[-1])  # the last one is the limit
-            return jax.tree.unflatten(treedef, leaves)
-
-        self._subject = subject.subject(iteration.touched, carried_in)
+        self._subject = loop_subject(iteration, infeed, number)
         self._programs = MadeOnce[LoopProgram]()  # one, after the first run
 
     def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
@@ -103,14 +89,11 @@ class _OwnLoop:
         return self._programs.get(None, lambda: self._make(arrays)).run(arrays)
 
     def _make(self, arrays: list[Array]) -> LoopProgram:
-        def subject(_: Touched, seconds: float) -> Subject:
-            return self._subject.after(seconds)
-
-        return LoopProgram(self._loop, arrays, subject, current_launch())
+        return LoopProgram(self._loop, arrays, lambda _: self._subject, launch_in_force.get())
 
     def _loop(self, arrays: list[Array]) -> list[ArrayTree]:
         *leaves, limit = arrays
-        values = jax.tree.unflatten(self._treedef, leaves)
+        values = jax.tree.unflatten(jax.tree.structure(self._iteration.specs), leaves)
         return run_in_program(self._iteration, values, cast(jax.Array, limit), self._infeed)
 
 
@@ -130,7 +113,7 @@ class _Loops:
         element: SpecTree,
         infeed: InfeedQueue | None,
     ) -> "_OwnLoop | LoopByHost":
-        launch = current_launch()
+        launch = launch_in_force.get()
         leaves, treedef = jax.tree.flatten((carried.specs, element))
         body_key, alive = identity(body)
         condition_key, alive_too = identity(condition)
@@ -147,14 +130,13 @@ class _Loops:
         number, _ = self._numbers.get((body_key, condition_key), lambda: (new_number(), both))
 
         def make() -> tuple[_OwnLoop | LoopByHost, object]:
-            subject = LoopSubject(body, condition, element, infeed, number)
-            current_log().begin(subject.name)
+            current_log().begin(loop_name(body, condition))
             try:
-                with unwatched(), form_of(launch).looking():
+                with unwatched(), ReplicaForm(launch).looking():
                     iteration = Iteration(body, carried, condition, element)
             except OnHost:
                 return LoopByHost(body, condition, carried, infeed), (both, infeed)
-            return _OwnLoop(iteration, carried, infeed, subject), (both, infeed)
+            return _OwnLoop(iteration, infeed, number), (both, infeed)
 
         return self._loops.get(key, make)[0]
 

@@ -21,7 +21,7 @@ from millrace._compat.jaxpr import Graph, trace
 from millrace.api.own_loops.copies import copies_of, put_copies, values_to_read
 from millrace.api.own_loops.replication import ReplicaLaunch, in_trace, looking
 from millrace.api.own_loops.scope import put, value_of
-from millrace.base.devices import REPLICA, WHOLE, DeviceGroup, put_on, put_parts
+from millrace.base.devices import REPLICA, WHOLE, put_on, put_parts
 from millrace.base.pytrees import Array, ArrayTree, SpecTree
 from millrace.programs.replicas.sums import of_all, of_first
 from millrace.programs.replicas.transform import OWN, on_replicas, specs_on
@@ -45,13 +45,9 @@ class ProgramResults(NamedTuple):
 class ReplicaForm:
     """How the replicas of a program run, each on a device, or one where its values are."""
 
-    def __init__(self, group: DeviceGroup | None = None):
-        """Sets the replicas.
-
-        Args:
-            group: a device for each; None for one on the default device.
-        """
-        self._group = group
+    def __init__(self, launch: ReplicaLaunch | None):
+        """Sets the replicas: those of a launch, or one on the default device."""
+        self.group = group = None if launch is None else launch.group
         self.count = 1 if group is None else group.replicas
         self.devices = None if group is None else group.devices  # of the program
         # Replicas of this process.
@@ -69,12 +65,12 @@ class ReplicaForm:
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes; it may be in another trace."""
-        return looking(self._group)
+        return looking(self.group)
 
     def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
         """Traces the function of one replica; returns its graph and the specs of its results."""
-        axes = [] if self._group is None else [(REPLICA, self.count)]
-        return trace(in_trace(function, self._group), *specs, axes=axes)
+        axes = [] if self.group is None else [(REPLICA, self.count)]
+        return trace(in_trace(function, self.group), *specs, axes=axes)
 
     def mapped(
         self, function: Callable[..., Any], arguments: Any, results: Any
@@ -86,16 +82,16 @@ class ReplicaForm:
             arguments: for each, a tree of `IN_PARTS` and `AS_WHOLE`.
             results: the same for its results.
         """
-        if self._group is None:
+        if self.group is None:
             return function
         kinds = jax.tree.map(_kind, (tuple(arguments), results))
-        return on_replicas(in_trace(function, self._group), self._group, *kinds)
+        return on_replicas(in_trace(function, self.group), self.group, *kinds)
 
     def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
         """Returns the spec of the values of all replicas, given that of one replica's value."""
-        if self._group is None:
+        if self.group is None:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding)
-        return specs_on(self._group, _kind(is_split), spec)
+        return specs_on(self.group, _kind(is_split), spec)
 
     def take_device_of(self, values: Sequence[Array]) -> None:
         """Takes the device to which values are bound for that of all programs."""
@@ -111,9 +107,9 @@ class ReplicaForm:
 
         Of several replicas the former are split, the latter where replicas have their own.
         """
-        if self._group is None:
+        if self.group is None:
             return list(map(value_of, changed)), list(map(value_of, fixed))
-        return copies_of(changed, self._group), values_to_read(fixed, self._group)
+        return copies_of(changed, self.group), values_to_read(fixed, self.group)
 
     def are_split(self, fixed: Variables, values: Sequence[jax.Array]) -> list[bool]:
         """Returns for each variable that a program only reads whether its value is split."""
@@ -122,13 +118,13 @@ class ReplicaForm:
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns whole values where the program takes them."""
-        if self._group is None:
+        if self.group is None:
             return list(arrays)
-        return [put_on(array, self._group.whole) for array in arrays]
+        return [put_on(array, self.group.whole) for array in arrays]
 
     def parts(self, tree: ArrayTree) -> ArrayTree:
         """Returns values for the replicas of this process, `[local, ...]`, as split ones."""
-        group = self._group
+        group = self.group
         return tree if group is None else jax.tree.map(lambda v: put_parts(v, group, 0), tree)
 
     def copies(self, values: Sequence[Array], are_split: Sequence[bool]) -> list[jax.Array]:
@@ -155,7 +151,7 @@ class ReplicaForm:
         self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
     ) -> None:
         """Assigns variables their new values, of replica 0, and keeps those of the others."""
-        if self._group is None:
+        if self.group is None:
             put(changed, new)
             return
         if first is None and not self.is_local:
@@ -164,14 +160,9 @@ class ReplicaForm:
 
     def result(self, result: Any) -> Any:
         """Returns whole results of a program as arrays of one device, the first of this process."""
-        if self._group is None:
+        if self.group is None:
             return result
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
-
-
-def form_of(launch: ReplicaLaunch | None) -> ReplicaForm:
-    """Returns the way in which replicas run on the devices of a launch; None for one replica."""
-    return ReplicaForm(None if launch is None else launch.group)
 
 
 def _kind(is_split: bool) -> Any:

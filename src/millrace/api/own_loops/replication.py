@@ -1,6 +1,5 @@
 """Replicas of a function: the index of the current one, their number, and sums over them.
 
-    launching(devices)            functions compiled inside run as a replica on each device
     replication_index()           index of the current replica, 0 .. replicas() - 1
     in_replica(index, count)      sets it, for replicas that are run in another way
     cross_replica_sum(x, 2)       groups of neighbours: 0 + 1 | 2 + 3 | ...
@@ -10,7 +9,7 @@ order (`programs/replicas/sums.py`).
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from jax import lax
 from millrace.base.devices import REPLICA, DeviceGroup
 from millrace.base.options import whole_number
 from millrace.base.threads.scoped_value import ScopedValue
-from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.errors import OptionError, UnsupportedError
 from millrace.programs.replicas.sums import totals
 
 ReducedTree = TypeVar("ReducedTree")
@@ -45,65 +44,33 @@ class _Replica:
         return self.group is not None and self.index is not None
 
 
-@dataclass(slots=True)
 class ReplicaLaunch:
-    """The devices for the replicas of a function, each of which takes `shards` of them."""
+    """The devices for the replicas of a function; a subclass may give a replica several of them."""
 
-    present: tuple[jax.Device, ...]
-    shards: int = 1  # grows with the shards that the function uses in its first trace
-    adds_gradients: bool = False  # whether optimizers apply the sum of the replicas' gradients
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return len(self.present)
+    def __init__(self, devices: Sequence[jax.Device]):
+        self.devices = tuple(devices)
 
     @property
-    def replicas(self) -> int:
-        """Number of replicas that the devices suffice for.
-
-        Raises:
-            PlanError: if devices would be left over.
-        """
-        if self.devices % self.shards:
-            raise PlanError(
-                f"The program uses {self.shards} shards, and the system has {self.devices} "
-                f"devices, which is not a multiple of that. Configure {self.shards} devices, or a "
-                "multiple of it for several replicas."
-            )
-        return self.devices // self.shards
+    def of_replicas(self) -> tuple[jax.Device, ...]:
+        """The device on which each replica computes. The first trace may change it."""
+        return self.devices
 
     @property
     def group(self) -> DeviceGroup | None:
-        """The first device of each replica; None for one replica."""
-        return None if self.replicas == 1 else DeviceGroup(self.present[:: self.shards])
+        """The devices of the replicas; None for one replica."""
+        devices = self.of_replicas
+        return None if len(devices) == 1 else DeviceGroup(devices)
 
     @property
-    def key(self) -> tuple[tuple[jax.Device, ...], bool]:
-        """The devices and the rule for gradients, as part of the key of a program."""
-        return self.present, self.adds_gradients
+    def key(self) -> Hashable:
+        """The part of the key of a program."""
+        return self.devices
 
 
 _replica = ScopedValue(_Replica(1))
 _exchanges = ScopedValue[list[int] | None](None)  # numbers of values that are exchanged
-_launch = ScopedValue[ReplicaLaunch | None](None)
-
-
-def launching(
-    devices: Sequence[jax.Device], adds_gradients: bool = False
-) -> AbstractContextManager[ReplicaLaunch | None]:
-    """Runs the functions that are compiled inside as replicas on these devices.
-
-    Args:
-        devices: the devices.
-        adds_gradients: whether optimizers apply the sum of the replicas' gradients.
-    """
-    return _launch.bound_to(ReplicaLaunch(tuple(devices), adds_gradients=adds_gradients))
-
-
-def current_launch() -> ReplicaLaunch | None:
-    """Returns the devices for replicas of functions; None outside of `launching`."""
-    return _launch.get()
+# The launch of functions and loops that choose none themselves: set by a caller of them.
+launch_in_force = ScopedValue[ReplicaLaunch | None](None)
 
 
 def in_replica(index: ReplicaIndex | None, count: int) -> AbstractContextManager[Any]:

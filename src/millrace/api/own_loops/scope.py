@@ -7,13 +7,14 @@
 A scope asks the surrounding one for the values that it does not hold. So a variable that is only
 read has the same value in all iterations of a loop, and one that is assigned is carried.
 
-repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)   n=10 is an error
+repeat(n, body)   body -> a requirement on n, noted in the trace: EnclosingLoop   n=10 is an error
 """
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -29,45 +30,25 @@ from millrace._compat.patches import hold, release
 from millrace.api.own_loops.replication import holds_anywhere, watching_exchanges
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.base.threads.scoped_value import ScopedValue
-from millrace.errors import ModelError, PlanError, TapError, UnsupportedError
+from millrace.errors import ModelError, TapError, UnsupportedError
 from millrace.programs.steps.ended_values import check_variable
 from millrace.programs.taps.taps import Tapped, collecting
 
 BranchResult = TypeVar("BranchResult")
 
 
+@dataclass(frozen=True, slots=True)
 class EnclosingLoop:
     """The loop whose body is being traced, and requirements of the body on it."""
 
-    def __init__(self, is_counted: bool):
-        """Begins without requirements.
-
-        Args:
-            is_counted: whether the number of iterations is known before the first one.
-        """
-        self.is_counted = is_counted
-        self._divisors: list[int] = []
-
-    def needs_multiple_of(self, iterations: int) -> None:
-        """Requires that the number of iterations be a multiple of this one."""
-        if iterations not in self._divisors:
-            self._divisors.append(iterations)
+    is_counted: bool  # whether the number of iterations is known before the first one
+    # By name: each is called with a number of iterations before they run, and raises its error.
+    requirements: dict[Hashable, Callable[[int], None]] = field(default_factory=dict)
 
     def check(self, iterations: int) -> None:
-        """Checks a number of iterations.
-
-        Raises:
-            PlanError: if one of the divisors does not divide it.
-        """
-        for steps in self._divisors:
-            if iterations % steps:
-                fitting = max(iterations // steps, 1) * steps
-                raise PlanError(
-                    f"A loop of {iterations} iterations accumulates the gradients of {steps} "
-                    f"iterations for each update, and {iterations} is not a multiple of {steps}. "
-                    f"Set n={fitting} in repeat(), or accumulate over another number of iterations "
-                    "in the optimizer."
-                )
+        """Checks a number of iterations."""
+        for require in self.requirements.values():
+            require(iterations)
 
 
 _numbers = itertools.count(1)

@@ -16,7 +16,6 @@ look classes up by name. What attachment adds to a model:
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -34,7 +33,6 @@ from millrace._compat.keras_loops import (
 )
 from millrace.api.strategy.methods import METHODS
 from millrace.api.strategy.saving import load_options, save_options
-from millrace.base.devices import home
 from millrace.base.interrupts import held_back
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.errors import ModelError
@@ -85,40 +83,12 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[name] = whole_files(model, name)
     if isinstance(model, keras.Sequential):
         attributes["build"] = _build_of_sequential(model.build)
-    attributes["save_assets"] = _save_assets(model, controller)
-    attributes["load_assets"] = _load_assets(model, controller)
+    attributes["save_assets"] = _with_options(model, "save_assets", controller, save_options)
+    attributes["load_assets"] = _with_options(model, "load_assets", controller, load_options)
     for name, value in attributes.items():
         controller.attributes.bind(name, value)
     let_loops_ask()
     return controller
-
-
-def move(controller: Controller, devices: Sequence[jax.Device]) -> None:
-    """Moves an attached model to other devices, with its weights and its optimizer's state.
-
-    Raises:
-        ModelError: while its fit, evaluate or predict runs, in any thread.
-    """
-    check_movable(controller)
-    _bring_back(controller.model, home(devices))
-    controller.setup = replace(controller.setup, devices=tuple(devices))
-    controller.functions.clear()
-    model = controller.model
-    model.train_function = model.test_function = model.predict_function = None
-
-
-def check_movable(controller: Controller) -> None:
-    """Refuses to move a model whose loop is going on.
-
-    Raises:
-        ModelError: while its fit, evaluate or predict runs, in any thread.
-    """
-    if controller.is_running:
-        raise ModelError(
-            f"{controller.model.name!r} cannot get other devices while its fit, evaluate or "
-            "predict is going on, in a callback of it or in another thread. Configure the devices "
-            "before the loop, or after it has returned."
-        )
 
 
 def detach(model: keras.Model) -> None:
@@ -137,12 +107,12 @@ def detach(model: keras.Model) -> None:
             "returned; to end fit early, set model.stop_training = True."
         )
     default = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
-    _bring_back(model, default)
+    move_values(model, default)
     controller.attributes.unbind()
     model.train_function = model.test_function = model.predict_function = None
 
 
-def _bring_back(model: keras.Model, device: jax.Device) -> None:
+def move_values(model: keras.Model, device: jax.Device) -> None:
     """Moves all values of a model to a device; a strategy may keep them elsewhere, or in parts."""
     own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
     own += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
@@ -271,26 +241,21 @@ def _state_sync(controller: Controller) -> Callable[[], None]:
     return state_sync
 
 
-def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:
-    own = getattr(type(model), "save_assets", None)
+def _with_options(
+    model: keras.Model,
+    name: str,
+    controller: Controller,
+    take_options: Callable[[Controller, str], None],
+) -> Callable[[str], None]:
+    """Returns the method of a model for its assets, which saves or loads the options, too."""
+    own = getattr(type(model), name, None)
 
-    def save_assets(directory: str) -> None:
+    def assets(directory: str) -> None:
         if own is not None:
             own(controller.model, directory)
-        save_options(controller, directory)
+        take_options(controller, directory)
 
-    return save_assets
-
-
-def _load_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:
-    own = getattr(type(model), "load_assets", None)
-
-    def load_assets(directory: str) -> None:
-        if own is not None:
-            own(controller.model, directory)
-        load_options(controller, directory)
-
-    return load_assets
+    return assets
 
 
 set_epoch_iterators(make_epoch_iterator)

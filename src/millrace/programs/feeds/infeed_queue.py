@@ -8,7 +8,6 @@ several programs may take elements from one queue.
 
 import contextlib
 import itertools
-import logging
 import threading
 import time
 import weakref
@@ -36,8 +35,6 @@ from millrace.programs.feeds.queue_source import (
 )
 from millrace.programs.feeds.source_position import FastForward, SourceState
 from millrace.programs.feeds.waiting import POLL_SECONDS, BatchWait
-
-logger = logging.getLogger("millrace")
 
 MAX_DEPTH = 255
 BLOCK_BYTES = 2**20

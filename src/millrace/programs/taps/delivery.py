@@ -18,7 +18,7 @@ import numpy as np
 from millrace.base.activities import Activities
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import StatisticsBlock, TensorRows
-from millrace.programs.taps.entries import Taps, has_one_entry
+from millrace.programs.taps.entries import CallResult, Taps, has_one_entry
 from millrace.programs.taps.taps import Tapped
 from millrace.programs.taps.tensors import Rows
 
@@ -33,30 +33,6 @@ class TapListener(Protocol):
 
     def statistics(self, block: StatisticsBlock) -> None:
         """Receives the next block. Must not wait for anything."""
-        ...
-
-
-class TappedResult(Protocol):
-    """The result of a call of compiled code, with its taps."""
-
-    @property
-    def taps(self) -> Taps:
-        """Taps of the steps and updates of the call."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of the call."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Index of the first step among the entries, where the call begins within a round."""
-        ...
-
-    @property
-    def updates(self) -> int:
-        """Number of updates that ended in the call."""
         ...
 
 
@@ -76,7 +52,7 @@ class Delivery:
         self._arrived = 0.0  # time of the last arrival
         self.activities: Activities | None = None  # gets the times of deliveries, if wanted
 
-    def deliver(self, results: Iterable[TappedResult], replicas: int) -> None:
+    def deliver(self, results: Iterable[CallResult], replicas: int) -> None:
         """Hands results over, in the order in which their calls were dispatched.
 
         Raises:
@@ -140,13 +116,13 @@ class Delivery:
                 self._bytes -= nbytes
                 self._change.notify_all()
 
-    def _distribute(self, result: TappedResult, replicas: int) -> None:
+    def _distribute(self, result: CallResult, replicas: int) -> None:
         """Waits for a result, and gives its values to queues and listeners."""
         queues = self._queues_of(result)
         try:
             # On CPU these are views of memory that no program writes to again.
-            steps = _fetched(result.taps.steps)
-            updates = _fetched(result.taps.updates)
+            steps: Tapped = jax.tree.map(_on_host, result.taps.steps)
+            updates: Tapped = jax.tree.map(_on_host, result.taps.updates)
             self._measure(result.steps)
         except BaseException as error:
             for queue in queues:
@@ -173,7 +149,7 @@ class Delivery:
             now = time.perf_counter()
             self.activities.add("outfeed", f"taps of {result.steps} steps", self._arrived, now)
 
-    def _queues_of(self, result: TappedResult) -> list[Any]:
+    def _queues_of(self, result: CallResult) -> list[Any]:
         return queues_of(result.taps) if self.takes_queues else []
 
     def _measure(self, steps: int) -> None:
@@ -193,7 +169,7 @@ class Delivery:
 class _PendingResult(NamedTuple):
     """A result that has not been delivered."""
 
-    result: TappedResult
+    result: CallResult
     replicas: int
     nbytes: int
 
@@ -220,10 +196,6 @@ def _part(key: Hashable, value: ArrayTree, part: slice) -> Any:
 def queues_of(taps: Taps) -> list[Any]:
     """Returns the queues among the keys of taps; one that occurs twice is there twice."""
     return [key for t in (taps.steps, taps.updates) for key in t.keys if not isinstance(key, Rows)]
-
-
-def _fetched(tapped: Tapped) -> Tapped:
-    return jax.tree.map(_on_host, tapped)
 
 
 def _rows(tapped: Tapped, first: int, number: int, replicas: int) -> TensorRows | None:

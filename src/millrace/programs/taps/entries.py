@@ -36,6 +36,17 @@ class Taps(NamedTuple):
         return self._replace(updates=tapped_at(self.updates, index, tapped)) if tapped else self
 
 
+class CallResult(NamedTuple):
+    """The result, steps and taps of one call of compiled code, or of one micro-batch."""
+
+    result: Any  # logs or outputs
+    steps: int
+    records: int  # length of the result's first axis, where every step has one
+    first: int = 0  # of these, where replicas before it had no batch
+    taps: Taps = Taps()  # entries of all `steps` from `first` on, and of their updates
+    updates: int = 0  # that ended in this call
+
+
 # Of the taps of one call, which begins by filling these bytes with zeros, used or not.
 MAX_BYTES = 2**21
 
@@ -73,20 +84,6 @@ def stacked_bytes(tapped: Tapped) -> int:
     """Returns the bytes that each further step adds to the taps of a call."""
     stacked = [value for key, value in tapped.items() if not has_one_entry(key)]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
-
-
-def empty_taps(step: Tapped, steps: int, update: Tapped, updates: int, halts: bool) -> Taps:
-    """Returns zeros for the taps of one call to fill.
-
-    Args:
-        step: specs of the taps of one micro-batch.
-        steps: most micro-batches of a call.
-        update: specs of the taps of an update.
-        updates: most updates of a call.
-        halts: whether an update may be refused for its gradients.
-    """
-    halted = jnp.bool_(False) if halts else None
-    return Taps(empty_entries(step, steps), empty_entries(update, updates), halted)
 
 
 def empty_entries(specs: Tapped, number: int, *lead: int) -> Tapped:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -185,19 +186,24 @@ class OutfeedQueue:
             self._error = error
             self._change.notify_all()
 
-    def ends(self, error: BaseException | None) -> None:
-        """Records the end of a run that was announced.
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """Surrounds a run that fills the queue, in the thread of the run.
 
-        Args:
-            error: that the thread of the run gets; None if it finished. The next read in another
-                thread raises it, too, so that nobody waits for elements that will not come.
+        The next read in another thread raises an error of the run, too, so that nobody waits for
+        elements that will not come.
         """
-        if error is not None and not isinstance(error, Exception):
-            error = QueueError(f"The program that fills {self!r} was ended by Ctrl-C.")
+        self.expect()
+        try:
+            yield
+        except BaseException as error:
+            with self._change:
+                by_user = QueueError(f"The program that fills {self!r} was ended by Ctrl-C.")
+                self.fail(error if isinstance(error, Exception) else by_user)
+                self._raised_in = threading.get_ident()
+            raise
         with self._change:
             self._expected -= 1
-            if error is not None:
-                self._error, self._raised_in = error, threading.get_ident()
             self._change.notify_all()
 
     def unread(self) -> list[Any]:

@@ -5,29 +5,26 @@ Elements come out of a queue in the order in which they went in, so their dicts 
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 
 def ordered(value: object) -> Any:
     """Returns a tree with each dict replaced by an `OrderedDict`."""
-    if isinstance(value, dict):
-        return OrderedDict((key, ordered(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return _like(value, [ordered(item) for item in value])
-    return value
+    return _with_dicts(value, OrderedDict)
 
 
 def plain(value: object) -> Any:
     """Returns a tree with each `OrderedDict` replaced by a dict."""
-    if isinstance(value, OrderedDict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return _like(value, [plain(item) for item in value])
-    return value
+    return _with_dicts(value, dict)
 
 
-def _like(value: Sequence[object], items: list[object]) -> Any:
+def _with_dicts(value: Any, kind: Callable[[dict[Any, Any]], object]) -> Any:
+    if isinstance(value, dict):
+        return kind({key: _with_dicts(item, kind) for key, item in value.items()})
+    if not isinstance(value, list | tuple):
+        return value
+    items = [_with_dicts(item, kind) for item in value]
     if hasattr(value, "_fields"):  # a named tuple
         return type(value)(*items)
-    return tuple(items) if isinstance(value, tuple) else list(items)
+    return tuple(items) if isinstance(value, tuple) else items

@@ -19,21 +19,9 @@ from millrace.base.records.statistics import PipelineStatistics
 from millrace.base.records.tensors import COUNTS
 from millrace.programs.feeds.block import Block, BlockSlice
 from millrace.programs.steps.state import State
-from millrace.programs.taps.entries import Taps
+from millrace.programs.taps.entries import CallResult, Taps
 from millrace.programs.taps.tensors import Rows
 from millrace.run.timing.tracer import Tracer
-
-
-class CallResult(NamedTuple):
-    """The result, steps and taps of one call of compiled code, or of one micro-batch."""
-
-    result: Any  # logs or outputs
-    steps: int
-    records: int  # length of the result's first axis, where every step has one
-    first: int = 0  # of these, where replicas before it had no batch
-    taps: Taps = Taps()  # entries of all `steps` from `first` on, and of their updates
-    updates: int = 0  # that ended in this call
-
 
 # Receives results with taps, in order, as soon as their calls are dispatched.
 TapSink: TypeAlias = Callable[[Sequence[CallResult]], None]

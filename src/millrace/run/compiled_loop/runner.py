@@ -24,14 +24,13 @@ from millrace.programs.plan import Plan
 from millrace.programs.replicas.placement import Placement
 from millrace.programs.steps.accumulate import Gradients, scale_of, weight_of
 from millrace.programs.steps.state import State
-from millrace.programs.taps.entries import Taps
+from millrace.programs.taps.entries import CallResult, Taps
 from millrace.run.compiled_loop.block_plans import BlockPlans, PlannedCall
 from millrace.run.compiled_loop.dry_run import LoopDryRun
 from millrace.run.compiled_loop.execution_calls import CallRules
 from millrace.run.compiled_loop.plan_chooser import PlanChooser
 from millrace.run.compiled_loop.protocol import (
     BlockSpan,
-    CallResult,
     ExecutionSteps,
     Halted,
     TapSink,

@@ -24,15 +24,10 @@ from millrace.programs.steps.state import State, from_keras, to_keras
 from millrace.programs.steps.step import logs_follow_from_metrics
 from millrace.programs.steps.tapped_step import tapping_optimizer
 from millrace.programs.taps.delivery import queues_of
+from millrace.programs.taps.entries import CallResult
 from millrace.run.compiled_loop.executables import Executables
 from millrace.run.compiled_loop.plan_chooser import PlanChooser
-from millrace.run.compiled_loop.protocol import (
-    CallResult,
-    ExecutionSteps,
-    Halted,
-    Runner,
-    batches_of,
-)
+from millrace.run.compiled_loop.protocol import ExecutionSteps, Halted, Runner, batches_of
 from millrace.run.compiled_loop.runner import ScanRunner
 from millrace.run.fit.checks import check_recomputed
 from millrace.run.fit.controller import Controller

@@ -14,7 +14,8 @@ from millrace.base.pytrees import ArrayTree
 from millrace.compilation.executables.wanted import MODEL_OBJECT
 from millrace.compilation.explain.key import ObjectNumbers
 from millrace.programs.plan import BatchSpec, Mode
-from millrace.run.compiled_loop.protocol import BlockSpan, CallResult, Halted, Runner
+from millrace.programs.taps.entries import CallResult
+from millrace.run.compiled_loop.protocol import BlockSpan, Halted, Runner
 from millrace.run.fit.recorders import LoopRecorder
 from millrace.run.fit.totals import next_number
 

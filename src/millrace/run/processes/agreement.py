@@ -26,20 +26,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from millrace._compat import jax_processes as compat
 from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.jax_memory import in_device_memory
+from millrace._compat.jax_processes import process_count as process_count
+from millrace._compat.jax_processes import process_index as process_index
 from millrace.errors import PlanError, ProcessError
 
 _VARIABLE = "MILLRACE_LAUNCH"
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-
-
-def process_index() -> int:
-    """Returns the number of this process, from 0, without starting JAX."""
-    return compat.process_index()
-
-
-def process_count() -> int:
-    """Returns the number of processes of the run, without starting JAX; 1 if it is alone."""
-    return compat.process_count()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,9 +163,7 @@ def texts_of_all(text: str, timeout: float) -> list[str]:
     Raises:
         ProcessError: if not all processes call this in time.
     """
-    if compat.process_count() == 1:
-        return [text]
-    return [each["text"] for each in _exchange(json.dumps({"text": text}), timeout)]
+    return _exchange(text, timeout)
 
 
 def text_of_first(key: str, text: str) -> str:
@@ -219,9 +209,7 @@ def facts_of_all(facts: Mapping[str, str], timeout: float = 60.0) -> list[dict[s
     Raises:
         ProcessError: if not all processes call this in time.
     """
-    if compat.process_count() == 1:
-        return [dict(facts)]
-    return _exchange(json.dumps(dict(facts)), timeout)
+    return _exchange(dict(facts), timeout)
 
 
 def raise_difference(facts: list[dict[str, str]]) -> None:
@@ -237,15 +225,17 @@ def raise_difference(facts: list[dict[str, str]]) -> None:
         raise PlanError(_message(name, values))
 
 
-def _exchange(text: str, timeout: float) -> list[dict[str, str]]:
-    """Sends this process's text to all, and returns the texts of all, in order, as dicts."""
+def _exchange(value: str | dict[str, str], timeout: float) -> list[Any]:
+    """Sends the value of this process to all, as JSON, and returns those of all, in order."""
     store, index, count = compat.key_value_store(), compat.process_index(), compat.process_count()
+    if count == 1:
+        return [value]
     number, EXCHANGES.count = EXCHANGES.count, EXCHANGES.count + 1
     prefix = f"millrace/same/{number}"
     if number >= 2:
         # All processes have begun the previous comparison, so all have read the one before it.
         store.key_value_delete(f"millrace/same/{number - 2}/{index}")
-    store.key_value_set(f"{prefix}/{index}", text)
+    store.key_value_set(f"{prefix}/{index}", json.dumps(value))
     deadline = time.monotonic() + timeout
     texts = []
     for other in range(count):

@@ -13,7 +13,8 @@ from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.blocks import stacked_blocks
 from millrace.programs.plan import Mode
 from millrace.programs.steps.state import State
-from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps
+from millrace.programs.taps.entries import CallResult
+from millrace.run.compiled_loop.protocol import ExecutionSteps
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.pipelines.runtime.shapes import StageProgram, StagePrograms

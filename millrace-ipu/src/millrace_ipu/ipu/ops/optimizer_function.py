@@ -14,6 +14,7 @@ import keras
 
 from millrace.errors import DTypeError, LoopError, OptionError
 from millrace_ipu._compat.keras_optimizers import let_names_be_given
+from millrace_ipu.ipu.optimizers.as_accumulated import AsAccumulated
 from millrace_ipu.ipu.optimizers.gradient_accumulation_optimizer import AccumulatingOptimizer
 from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer
 
@@ -87,13 +88,15 @@ class OptimizerFunctionOutput:
 
 
 def native_function(
-    function: Callable[..., object], replicas: int
+    function: Callable[..., object], replicas: int, casts_gradients: bool
 ) -> Callable[..., tuple[Any, ...]]:
     """Returns an optimizer function in the form for `millrace.pipeline`.
 
     Args:
         function: returns an `OptimizerFunctionOutput`.
         replicas: number of replicas of the pipeline, each with its own gradients.
+        casts_gradients: whether gradients are cast to the dtypes of the variables. False calls
+            `apply_gradients` of the optimizer with gradients in the dtype of their accumulators.
     """
 
     @functools.wraps(function)
@@ -106,6 +109,8 @@ def native_function(
             )
         optimizer = _checked(output, replicas)
         more = () if output.variables is None else (list(output.variables),)
+        if not casts_gradients:
+            optimizer = AsAccumulated(optimizer)
         return optimizer, output.loss, *more
 
     return native

@@ -119,8 +119,9 @@ def pipeline(
         inputs=inputs,
         infeed=infeed_queue,
         outfeed=outfeed_queue,
-        optimizer_function=None if function is None else native_function(function, replicas),
-        casts_gradients=gradient_accumulation_dtype is None,
+        optimizer_function=None
+        if function is None
+        else native_function(function, replicas, gradient_accumulation_dtype is None),
         device_mapping=device_mapping,
         outfeed_loss=outfeed_loss,
         outfeed_mask=outfeed_mask,

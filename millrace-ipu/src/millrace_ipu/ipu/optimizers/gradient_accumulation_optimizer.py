@@ -30,7 +30,6 @@ from millrace.extend import (
     enclosing_loop,
     holds_anywhere,
     host_memory,
-    refusing_other_dtypes,
     whole_number,
     wrapped_chain,
 )
@@ -39,6 +38,7 @@ from millrace_ipu.ipu.config import current_system
 from millrace_ipu.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace_ipu.ipu.gradient_accumulation import ReductionMethod
 from millrace_ipu.ipu.gradient_accumulation import reduction_method as method_of
+from millrace_ipu.ipu.optimizers.as_accumulated import refusing_other_dtypes
 from millrace_ipu.ipu.optimizers.ipu_optimizer import CrossReplicaOptimizer, Minimizing
 from millrace_ipu.pytrees import Gradient
 from millrace_ipu.tensorflow.no_operation import warn_no_effect
@@ -185,7 +185,18 @@ class AccumulatingOptimizer(WrappingOptimizer):
         loop = enclosing_loop()
         if loop is None or not loop.is_counted:
             raise _outside(self.name)
-        loop.needs_multiple_of(self.steps)
+        loop.requirements["steps of an update", self.steps] = self._check_iterations
+
+    def _check_iterations(self, iterations: int) -> None:
+        steps = self.steps
+        if iterations % steps:
+            fitting = max(iterations // steps, 1) * steps
+            raise PlanError(
+                f"A loop of {iterations} iterations accumulates the gradients of {steps} "
+                f"iterations for each update, and {iterations} is not a multiple of {steps}. Set "
+                f"n={fitting} in repeat(), or accumulate over another number of iterations in the "
+                "optimizer."
+            )
 
 
 @keras.saving.register_keras_serializable(package="millrace_ipu.ipu")

@@ -14,7 +14,8 @@ import keras
 import numpy as np
 
 from millrace.errors import UnsupportedError
-from millrace.extend import added_up, is_own_module, trained_by
+from millrace.extend import is_own_module, trained_by
+from millrace_ipu.ipu.replica_launches import added_up
 from millrace_ipu.porting.keras2 import OVERRIDES
 from millrace_ipu.porting.mending.calls import added, around, mended_arguments
 

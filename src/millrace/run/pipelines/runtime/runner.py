@@ -19,7 +19,8 @@ from millrace.base.records.statistics import PipelineStatistics
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.plan import Mode
 from millrace.programs.steps.state import State
-from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, TapSink
+from millrace.programs.taps.entries import CallResult
+from millrace.run.compiled_loop.protocol import ExecutionSteps, Halted, TapSink
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.run.pipelines.runtime.buffers import Buffers

@@ -21,10 +21,10 @@ from millrace.base.records.tensors import COUNTS
 from millrace.errors import TapError
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.state import State
-from millrace.programs.taps.entries import Taps
+from millrace.programs.taps.entries import CallResult, Taps
 from millrace.programs.taps.taps import Tapped
 from millrace.programs.taps.tensors import Rows
-from millrace.run.compiled_loop.protocol import CallResult, Halted, TapSink
+from millrace.run.compiled_loop.protocol import Halted, TapSink
 from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.programs.stage_taps import HALTED, Bundle, LossScale

@@ -3,8 +3,8 @@
 accumulated as float32 -> apply_gradients of the user's optimizer -> cast to float16 -> its update
 
 Keras casts gradients before an update, and no stock optimizer takes another dtype.
-`casts_gradients=False` of `millrace.pipeline` and `keeps_dtype` of an accumulating optimizer leave
-the cast to the user's optimizer.
+`gradient_accumulation_dtype` of a pipeline and `keeps_dtype` of an accumulating optimizer leave the
+cast to the user's optimizer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.keras_optimizers import wrapped_chain
-from millrace.api.optimizers.wrapping import Gradient, WrappingOptimizer
 from millrace.errors import DTypeError
+from millrace.extend import WrappingOptimizer, wrapped_chain
+from millrace_ipu.pytrees import Gradient
 
 
 class AsAccumulated(WrappingOptimizer):
