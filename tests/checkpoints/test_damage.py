@@ -198,7 +198,7 @@ def fit_damaged(template: pathlib.Path, work: pathlib.Path, seed: int) -> bool:
     generator = random.Random(seed)
     path = shutil.copytree(template, work / str(seed))
     [checkpoint] = path.glob("step-*")
-    way = generator.choice([damage_a_file, damage_a_file, change_arrays])
+    way = generator.choice([change_manifest] * 8 + [damage_a_file, change_arrays])
     done = way(checkpoint, generator)
     try:
         fit(str(path), kind="eight steps", epochs=1)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from millrace.base.checkpoints.object_state import ObjectState
+from millrace.errors import CheckpointError
 
 logger = logging.getLogger("millrace")
 
@@ -81,7 +82,9 @@ class _CSVState(ObjectState):
 
     def restore(self, changes: Any, resets: bool = True) -> None:
         """Writes the file again, unless the fit is over."""
-        super().restore(changes["changes"], resets)
+        if not isinstance(changes, dict) or not isinstance(changes.get("text"), str):
+            raise CheckpointError("The checkpoint holds no content of the file of a CSVLogger.")
+        super().restore(changes.get("changes", {}), resets)
         file = self.owner.csv_file
         if file.closed:
             return

@@ -30,6 +30,7 @@ import keras
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.api.checkpoints.fit_data import position_of, repeat
 from millrace.api.checkpoints.fit_parts import FitParts
+from millrace.api.checkpoints.forms import check_form
 from millrace.api.checkpoints.parts import SavedTraining, newest_training
 from millrace.api.checkpoints.progress import Progress
 from millrace.api.checkpoints.saver import SaveOptions, Saver
@@ -102,7 +103,7 @@ class FitCheckpoints:
 
     def _restore(self, unfinished: str) -> None:
         begin, where = time.perf_counter(), self._saver.directory.path
-        saved = newest_training(self._saver.directory, FIT)
+        saved = newest_training(self._saver.directory, FIT, check_form)
         if saved is None:
             ended = f": a process ended while it wrote {unfinished}" if unfinished else ""
             self._saver.say(f"No complete checkpoint in {where}{ended}. Training begins at step 0.")

@@ -144,11 +144,16 @@ class SavedTraining:
             )
 
 
-def newest_training(directory: CheckpointDirectory, kind: str) -> SavedTraining | None:
+def newest_training(
+    directory: CheckpointDirectory,
+    kind: str,
+    check_form: Callable[[SavedTraining], None] = lambda saved: None,
+) -> SavedTraining | None:
     """Returns the newest checkpoint, the same in all processes of a run.
 
     Raises:
-        CheckpointError: if it is of the other kind, or processes find different ones.
+        CheckpointError: if it is of the other kind, or processes find different ones, or
+            `check_form` raises a ValueError.
     """
     found = directory.newest()
     own = "none" if found is None else f"step {found[0].manifest.step}"
@@ -162,7 +167,15 @@ def newest_training(directory: CheckpointDirectory, kind: str) -> SavedTraining 
         return None
     checkpoint, (model, others) = found
     check_kind(checkpoint, kind)
-    return SavedTraining(checkpoint, others["facts"], {**model, **others["values"]})
+    try:
+        saved = SavedTraining(checkpoint, others["facts"], {**model, **others["values"]})
+        check_form(saved)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path} holds no {kind} of this millrace: {error}. Move it out of "
+            f"{directory.path}."
+        ) from error
+    return saved
 
 
 def check_kind(checkpoint: StoredCheckpoint, kind: str) -> None:

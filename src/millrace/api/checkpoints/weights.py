@@ -66,9 +66,14 @@ def _values(checkpoint: StoredCheckpoint) -> dict[str, list[np.ndarray]]:
             "it in the program that has written it, and call model.save()."
         )
     try:
-        return checkpoint.values()[0]["model"]
+        values = checkpoint.values()[0]["model"]
+        for role in WEIGHTS:
+            assert all(isinstance(each, np.ndarray) for each in values[role])  # noqa: S101
+        return values
     except DamagedError as error:
         raise damaged(checkpoint.path, checkpoint.manifest.step, error) from error
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.path} holds no fit: {error!r}.") from error
 
 
 def _difference(
