@@ -3,7 +3,7 @@
     forward          weights, fixed, changing, batch, carried     -> sent, changing, results, held
     backward         weights, held, cotangents, accumulated, ...  -> returned, accumulated
     backward_input   weights, held, cotangents                    -> returned, kept
-    backward_weight  weights, held, cotangents, kept, accumulated -> accumulated
+    backward_weight  weights, held, cotangents, kept, accumulated -> nothing, accumulated
     zeros                                                         -> accumulated
     reduce_replicas  accumulated, changing                        -> gradients, changing
     partial, shared, final    values that it replaces, others     -> values
@@ -47,6 +47,7 @@ _RESULTS = {
     "forward": ("sent", "changing", "results", "residuals"),
     "backward": ("returned", "accumulated"),
     "backward_input": ("returned", "kept"),
+    "backward_weight": ("returned", "accumulated"),
     "reduce_replicas": ("gradients", "changing"),
 }
 _ROLES = {
@@ -111,9 +112,8 @@ class StageLabels:
     def result(self, path: ValuePath) -> ValueLabel:
         """Returns the label of a result."""
         number, rest = position(path), path[1:]
-        if self._program in ("zeros", "backward_weight"):
-            # A list alone, or beside tapped values.
-            return self._label("accumulated", max(position(rest) if rest else number, 0))
+        if self._program == "zeros":
+            return self._label("accumulated", max(number, 0))
         if (part := self._part) is not None:
             outputs = part.outputs
             return self._slot(outputs[number]) if 0 <= number < len(outputs) else ValueLabel()

@@ -238,6 +238,17 @@ class StageLayouts:
         variables = [self._stages.trainable[weight] for weight in weights if accumulates]
         return GradientReduction(variables, plan)
 
+    def sums(self, index: int) -> list[Layout] | None:
+        """Returns the layouts of a stage's gradient accumulators; None if none is offloaded.
+
+        Then no other result of their program needs one, either. Else all do: JAX would otherwise
+        give results the memory of arguments of another kind.
+        """
+        plan = self.plans[index]
+        if not plan.offload.accumulators:
+            return None
+        return [layout or plan.group.split(0) for layout in self.reduction(index).host_layouts]
+
     def tap_spec(self, index: int) -> PartitionSpec:
         """Returns the partition of a stage's tapped values; each process has all of its stages'."""
         is_local = self.plans[index].group.is_local
@@ -255,27 +266,3 @@ def moves(plan: Plan) -> bool:
     """Whether any state is offloaded to host memory between its uses."""
     offload = plan.offload
     return bool(offload.optimizer_state or offload.accumulators or offload.weights)
-
-
-def with_sums(
-    layouts: StageLayouts, index: int, returns: bool = False, taps: bool = False
-) -> LayoutTree:
-    """Returns the layouts of a pass's results, one of which are the gradient accumulators.
-
-    Either all results have a layout or none: JAX would otherwise give results the memory of
-    arguments of another kind.
-
-    Args:
-        layouts: of all stages.
-        index: of the stage.
-        returns: whether cotangents come before the accumulators.
-        taps: whether tapped values come after them.
-    """
-    plan = layouts.plans[index]
-    if not plan.offload.accumulators:
-        return None
-    split = plan.group.split(0)
-    sums = [layout or split for layout in layouts.reduction(index).host_layouts]
-    if not (returns or taps):
-        return sums
-    return (*(split,) * returns, sums, *(layouts.of_taps(index),) * taps)

@@ -137,13 +137,8 @@ class StageTasks:
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
         run = self._executables.get("backward") or self._get("backward")
-        returned, sums[index], *taps = run(
-            state.weights[index], held, cotangents, sums[index], weight, *steps
-        )
-        if self._backward_taps is not None:
-            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
-        if buffers.measurement is not None:
-            buffers.measurement.ran(cotangents, returned[:1] or markers(sums[index]))
+        results = run(state.weights[index], held, cotangents, sums[index], weight, *steps)
+        returned = self._add(micro_batch, results, buffers, sums, cotangents)
         self._answer(micro_batch, returned, buffers)
 
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
@@ -184,13 +179,24 @@ class StageTasks:
             return
         run = self._executables.get("backward_weight") or self._get("backward_weight")
         kept = buffers.take_kept(index, micro_batch)
-        result = run(state.weights[index], *kept, sums[index], weight, *steps)
+        results = run(state.weights[index], *kept, sums[index], weight, *steps)
+        self._add(micro_batch, results, buffers, sums, ())
+
+    def _add(
+        self,
+        micro_batch: int,
+        results: tuple[Arrays, ...],
+        buffers: Buffers,
+        sums: list[Arrays],
+        inputs: Sequence[jax.Array],
+    ) -> Arrays:
+        """Keeps the new sums of a backward and what it has tapped; returns its cotangents."""
+        returned, sums[self._index], *taps = results
         if self._backward_taps is not None:
-            result, taps = result
-            buffers.tapped.append((micro_batch, self._backward_taps, taps))
-        sums[index] = result
+            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
         if buffers.measurement is not None:
-            buffers.measurement.ran((), markers(result))
+            buffers.measurement.ran(inputs, returned[:1] or markers(sums[self._index]))
+        return returned
 
     def zeros(self) -> Arrays:
         """Returns the gradient accumulators of the stage; none if it is in another process."""
