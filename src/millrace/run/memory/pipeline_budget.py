@@ -21,7 +21,8 @@ from millrace.programs.plan import Plan, with_choice
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.budget import OverBudgetError, announce, attempt
 from millrace.run.memory.stage_memory import pipeline_memory
-from millrace.run.pipelines.runtime.shapes import CompiledStages, StagePrograms
+from millrace.run.pipelines.programs.executables import StageExecutables
+from millrace.run.pipelines.programs.stage_programs import StagePrograms
 from millrace.run.processes.agreement import texts_of_all
 
 CHOICES = 16  # the last leaves a stage a hundredth, the least it can take
@@ -29,7 +30,7 @@ COMPILE_SECONDS = 3600.0  # from the first process to the last: stages take diff
 
 
 def chooser(
-    model: keras.Model, stages: CompiledStages, log: CompileLog
+    model: keras.Model, stages: StageExecutables, log: CompileLog
 ) -> Callable[[Plan, State], Plan]:
     """Returns a function that chooses the plan with which all devices stay within the budget.
 

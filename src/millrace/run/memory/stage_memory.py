@@ -25,9 +25,8 @@ from millrace.run.memory.stage_labels import OF_MICRO_BATCH, StageLabels
 from millrace.run.memory.walk import PeakMoment, StageSizes, UpdateWalk
 from millrace.run.pipelines.programs.builder import arguments_of
 from millrace.run.pipelines.programs.split import Slot
+from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.pipelines.programs.stages import state_groups
-from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
 
 _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
 

@@ -19,8 +19,7 @@ from millrace.run.fit.controller import Controller
 from millrace.run.fit.setup import Setup
 from millrace.run.memory.pieces import piece_memory
 from millrace.run.memory.stage_memory import pipeline_memory
-from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
+from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
 
 

@@ -14,7 +14,7 @@ from millrace.base.records.memory_report import DeviceMemory, MemoryChange, Memo
 from millrace.run.compiled_loop.budget import LeastProgram, OverBudgetError, advice
 from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.run.fit.controller import Controller
-from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.pipelines.programs.stage_programs import StagePrograms
 from millrace.run.precompile.precompile import Batches
 from millrace.tools.memory_report.changes import cheapest_changes
 from millrace.tools.memory_report.needs import Needs, needs_of, with_limits

@@ -17,7 +17,7 @@ from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.assignment import Assignment
 from millrace.run.pipelines.assignment.balance import balanced, balanced_by, call_flops
 from millrace.run.pipelines.assignment.layer_calls import find_calls
-from millrace.run.pipelines.runtime.shapes import StagePrograms
+from millrace.run.pipelines.programs.stage_programs import StagePrograms
 from millrace.run.precompile.precompile import Batches
 from millrace.tools.memory_report.needs import measure
 from millrace.tools.planning.alternatives import base, of_assignment

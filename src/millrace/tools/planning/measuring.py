@@ -16,7 +16,7 @@ from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.protocol import CallResult, ExecutionSteps
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
-from millrace.run.pipelines.runtime.shapes import StageProgram, StagePrograms
+from millrace.run.pipelines.programs.stage_programs import StageProgram, StagePrograms
 from millrace.run.precompile.precompile import Batches, described_execution, state_specs
 from millrace.run.schedules.task import Pass
 

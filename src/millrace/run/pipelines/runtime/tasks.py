@@ -191,9 +191,9 @@ class StageTasks:
         inputs: Sequence[jax.Array],
     ) -> Arrays:
         """Keeps the new sums of a backward and what it has tapped; returns its cotangents."""
-        returned, sums[self._index], *taps = results
+        returned, sums[self._index], *tapped = results
         if self._backward_taps is not None:
-            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
+            buffers.tapped.append((micro_batch, self._backward_taps, tapped[0]))
         if buffers.measurement is not None:
             buffers.measurement.ran(inputs, returned[:1] or markers(sums[self._index]))
         return returned
