@@ -9,6 +9,7 @@ The fullest device decides. In a run of several processes each knows the memory 
 and they exchange it for each choice, so that all choose the same.
 """
 
+import bisect
 from collections.abc import Callable
 
 import jax
@@ -96,11 +97,14 @@ def first_choice(budget: int | float, measure: Callable[[int], int]) -> int:
     """
     peaks = {0: measure(0)}
     limit = round(peaks[0] * budget) if isinstance(budget, float) else budget
-    low, high = (-1, 0) if peaks[0] <= limit else (0, CHOICES)
-    while high - low > 1:
-        number = min((low + high) // 2, CHOICES - 1)
+    if peaks[0] <= limit:
+        return 0
+
+    def fits(number: int) -> bool:
         peaks[number] = measure(number)
-        low, high = (low, number) if peaks[number] <= limit else (number, high)
-    if high == CHOICES:
+        return peaks[number] <= limit
+
+    number = bisect.bisect_left(range(CHOICES), True, lo=1, key=fits)
+    if number == CHOICES:
         raise OverBudgetError(budget, limit, min(peaks.values()))
-    return high
+    return number
