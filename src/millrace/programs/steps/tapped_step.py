@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode, Plan
@@ -39,10 +40,8 @@ AFTER_COMPUTE = "tap_micro_gradients"
 
 def tapping_optimizer(model: keras.Model) -> Any:
     """Returns the model's optimizer, or one it wraps, that has this method; None if none has."""
-    optimizer = getattr(model, "optimizer", None)
-    while optimizer is not None and not hasattr(optimizer, AFTER_COMPUTE):
-        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
-    return optimizer
+    optimizers = wrapped_chain(getattr(model, "optimizer", None))  # loss scaling wraps one
+    return next((each for each in optimizers if hasattr(each, AFTER_COMPUTE)), None)
 
 
 def make_tapped_step(

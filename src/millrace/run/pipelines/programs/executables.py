@@ -112,8 +112,8 @@ class StageExecutables:
             for name, stage in pipeline_programs(builder, self.orders, is_first=True)
             if self.groups[stage].local
         }
-        schedule, order = self.orders.of(plan.accumulation.steps)
-        return StagePrograms(builder, self.groups, schedule, order, programs)
+        _, order = self.orders.of(plan.accumulation.steps)
+        return StagePrograms(builder, self.groups, order, programs)
 
     def builder(self, plan: Plan, state: State) -> StageBuilder:
         """Returns the builder of a plan's programs. Traces one step if the plan is new."""

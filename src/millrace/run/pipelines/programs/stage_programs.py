@@ -50,7 +50,6 @@ class StagePrograms:
 
     builder: StageBuilder
     groups: tuple[DeviceGroup, ...]  # of each stage
-    schedule: Schedule
     order: tuple[Task, ...]  # of the tasks of the update
     programs: Mapping[tuple[str, int], StageProgram]  # by name and stage, of those here
 

@@ -14,7 +14,7 @@ from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.stage_state import StageState
-from millrace.run.pipelines.runtime.transfer import Copies, Sent, ToAll, routes
+from millrace.run.pipelines.runtime.transfer import Sent, ToAll, copies_to, routes
 from millrace.run.schedules.task import Schedule, Task
 from millrace.run.schedules.text import grid
 from millrace.run.timing.marker import markers
@@ -61,7 +61,7 @@ class StageTasks:
         self._find = find
         group = groups[index]
         self.is_here = bool(group.local)
-        self._copies = Copies(group) if self.is_here else None
+        self._copies = copies_to(group) if self.is_here else None
         values = builder.stages.split.values
         sent = [Sent(k, number, values[number].consumers) for k, number in enumerate(stage.sent)]
         self._routes = routes(sent, builder, index, groups)
@@ -98,7 +98,7 @@ class StageTasks:
         stage, index = self._stage, self._index
         sent, results = None, None
         if self._copies is not None:
-            batch = self._batch(leaves)
+            batch = [self._copies.from_host(leaves[leaf]) for leaf in stage.batch]
             carried = buffers.take_carried(index, micro_batch, stage.carried)
             run = self._executables.get("forward") or self._get("forward")
             sent, state.changing[index], results, residuals = run(
@@ -214,11 +214,6 @@ class StageTasks:
         by_replica = state.values_by_replica(index)
         sums[index], by_replica, whole = run(sums[index], by_replica, steps)
         state.reduce_replicas(index, by_replica, whole)
-
-    def _batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
-        """Starts the copies of the leaves of a batch that the stage reads."""
-        assert self._copies is not None  # noqa: S101 - the stage is in this process
-        return self._copies.batch([leaves[leaf] for leaf in self._stage.batch])
 
     def _hold(self, micro_batch: int, buffers: Buffers, sources: tuple[Arrays, ...]) -> None:
         """Leaves the arrays of a forward that its backward needs."""

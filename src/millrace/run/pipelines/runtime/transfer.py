@@ -6,16 +6,15 @@
 Every process that has a device of either stage creates the edge, and calls `move` as often and in
 the same order as the others. No call waits for the other processes or for the arrays.
 
-Copies    within this process
-Edge      between processes; those that have a device of either group call it together
-ToAll     from the group of a stage to every process that has no device of it
+copies_to   within this process
+Edge        between processes; those that have a device of either group call it together
+ToAll       from the group of a stage to every process that has no device of it
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from millrace._compat.jax_arrays import DeviceCopies
@@ -114,19 +113,9 @@ def on_device(value: jax.Array, device: jax.Device) -> jax.Array:
     return value if value.devices() == {device} else jax.device_put(value, device)
 
 
-class Copies:
-    """Starts copies to one group; with replicas, of arrays `[replicas, ...]`."""
-
-    def __init__(self, group: DeviceGroup):
-        self._copies = DeviceCopies(group.split(0), group.local)
-
-    def batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
-        """Copies leaves of a batch from host memory."""
-        return [self._copies.from_host(leaf) for leaf in leaves]
-
-    def values(self, arrays: Arrays) -> Arrays:
-        """Copies arrays from another stage."""
-        return self._copies.from_device(arrays)
+def copies_to(group: DeviceGroup) -> DeviceCopies:
+    """Returns the copies to one group within this process; with replicas, of `[replicas, ...]`."""
+    return DeviceCopies(group.split(0), group.local)
 
 
 def takes_part(*groups: DeviceGroup) -> bool:
@@ -139,8 +128,8 @@ def make_move(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
     if source == target:
         return lambda arrays, specs: arrays
     if source.is_local and target.is_local:
-        copies = Copies(target)
-        return lambda arrays, specs: copies.values(arrays or [])
+        copies = copies_to(target)
+        return lambda arrays, specs: copies.from_device(arrays or [])
     return Edge(source, target).move
 
 
