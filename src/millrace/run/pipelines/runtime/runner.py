@@ -75,6 +75,7 @@ class PipelineRunner:
         self._in_flight: tuple[int, ...] = ()
         self.dispatches = 0
         self.is_timed = True  # every task is, always
+        self.tracer: Tracer | None = None
         self.statistics = PipelineStatistics()
         # The newest state of a running execution; the one that stays if the execution fails.
         self.state: State | None = None
@@ -88,6 +89,7 @@ class PipelineRunner:
         """
         self.state, self._values, self._task_seconds = state, None, []
         self._taps.forget()
+        self._measured.tracer = self.tracer
         self._in_flight = (0,) * len(self._groups)
         try:
             results, steps = self._run(state, execution.slices)
@@ -157,15 +159,6 @@ class PipelineRunner:
     def dispatch_seconds(self) -> float:
         """The host's seconds in tasks so far."""
         return self.statistics.dispatch_seconds
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """Chooses the updates that leave a trace; None if the run writes no records."""
-        return self._measured.tracer
-
-    @tracer.setter
-    def tracer(self, tracer: Tracer | None) -> None:
-        self._measured.tracer = tracer
 
     @property
     def halted(self) -> Halted | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.programs.plan import BatchSpec, Mode, Plan
@@ -69,7 +69,7 @@ class Shapes:
         groups = executables.groups
         check_queues(executables.builder(plan, state))
         builder = executables.compiled(plan, state, is_first=not self._shapes)
-        find = partial(executables.find, builder)
+        find = cache(partial(executables.find, builder))
         stages = [
             StageTasks(builder, plan.mode, stage, groups, find) for stage in range(len(groups))
         ]
