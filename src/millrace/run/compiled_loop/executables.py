@@ -6,8 +6,8 @@
 A budget and an undecided micro-batch have been replaced in these plans: see `plan_chooser.py`.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -32,6 +32,24 @@ from millrace.run.compiled_loop.programs import ProgramBuilder
 
 # Numbers of what a trace depends on besides a plan: the specs of the state, and options of JAX.
 Moment = tuple[int, int]
+
+
+class CompiledCall(NamedTuple):
+    """A call that an execution would make, with its executable."""
+
+    program: ProgramName
+    executable: Executable
+    steps: int  # that the executable runs; 0 if it runs none
+    is_loop: bool  # whether its HLO contains one iteration, however many it runs
+
+
+class LoopPrograms(NamedTuple):
+    """The programs of an execution of a model in one piece."""
+
+    plan: Plan  # of the last block
+    calls: tuple[CompiledCall, ...]  # each executable once
+    apply: Callable[[], Executable]  # the program of an update alone
+    extra_flops: float | None  # share that a memory budget adds to a step; None without one
 
 
 class Executables:
