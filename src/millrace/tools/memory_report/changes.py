@@ -220,7 +220,6 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
     """Returns smaller micro-batches of a pipeline, which are the batches of fit."""
     spec = batches.spec
     rows = spec.rows // factor
-    shapes = tuple((rows, *shape[1:]) for shape in spec.shapes)
     steps = (setup.options.pipelining.steps or 1) * factor
     options = _with(setup, "pipelining", steps=steps)
     code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
@@ -231,7 +230,7 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
         code += f"; model.compile(..., steps_per_execution={of_one})"
     code += f"; model.fit(..., batch_size={rows})"
     per_epoch = None if batches.per_epoch is None else batches.per_epoch * factor
-    return Candidate(code, options, Batches(replace(spec, shapes=shapes), per_execution, per_epoch))
+    return Candidate(code, options, Batches(spec.of_rows(rows), per_execution, per_epoch))
 
 
 def _more_stages(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:

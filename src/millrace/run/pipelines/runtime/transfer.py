@@ -12,6 +12,7 @@ ToAll       from the group of a stage to every process that has no device of it
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -45,9 +46,8 @@ class Edge:
         here = jax.process_index()
         pairs = list(enumerate(zip(source.devices, target.devices, strict=True)))
         self._sharding: Sharding = target.split(0)
-        self._assemblies: dict[Sharding, Assembly] = {}
+        self._assembly = cache(Assembly)  # by sharding
         self._is_split = target.replicas > 1
-        self._replicas = target.replicas
         sends = {replica: index for index, replica in enumerate(source.local)}
         # Replicas of which this process has an end, each with its index among the local shards.
         self._links = [
@@ -96,11 +96,6 @@ class Edge:
             self._assembly(sharding)(spec, each)
             for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
         ]
-
-    def _assembly(self, sharding: Sharding) -> Assembly:
-        if sharding not in self._assemblies:
-            self._assemblies[sharding] = Assembly(sharding)
-        return self._assemblies[sharding]
 
 
 # Takes arrays on one group and returns them on another; None in a process without that group.
