@@ -66,12 +66,12 @@ class Executables:
         self,
         model: keras.Model,
         log: CompileLog,
-        identity: ObjectNumbers = (),
-        exports: Exports | None = None,
+        identity: ObjectNumbers,
+        exports: Exports,
     ):
         self.model, self.log = model, log
-        self._exports = exports or Exports()
-        self._finder = ProgramFinder(log, self._exports)
+        self._exports = exports
+        self._finder = ProgramFinder(log, exports)
         self._keys = ModelKeys(model, identity)
         self._boundaries = IgnoredBoundaries(model.name)
         self._builders: dict[tuple[Plan, Moment], ProgramBuilder] = {}

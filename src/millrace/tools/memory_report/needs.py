@@ -113,4 +113,4 @@ def _pipeline_flops(programs: StagePrograms) -> float:
 
 def stage_flops(programs: StagePrograms) -> dict[tuple[str, int], float]:
     """Returns the FLOPs of a call of each program, by its name and stage."""
-    return {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}
+    return {key: flops(compiled_of(each)) for key, each in programs.executables.items()}

@@ -37,7 +37,6 @@ from millrace.run.pipelines.programs.imported_stages import (
 from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
 from millrace.run.pipelines.programs.stage_programs import (
     Orders,
-    StageProgram,
     StagePrograms,
     pipeline_programs,
 )
@@ -105,15 +104,13 @@ class StageExecutables:
             state: specs of the state, as Keras has it.
         """
         builder = self.compiled(plan, state, is_first=True)
-        programs = {
-            (name, stage): StageProgram(
-                builder.program(name, stage), self.find(builder, name, stage)
-            )
+        executables = {
+            (name, stage): self.find(builder, name, stage)
             for name, stage in pipeline_programs(builder, self.orders, is_first=True)
             if self.groups[stage].local
         }
         _, order = self.orders.of(plan.accumulation.steps)
-        return StagePrograms(builder, self.groups, order, programs)
+        return StagePrograms(builder, self.groups, order, executables)
 
     def builder(self, plan: Plan, state: State) -> StageBuilder:
         """Returns the builder of a plan's programs. Traces one step if the plan is new."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from millrace.base.devices import DeviceGroup
 from millrace.compilation.executables.executable import Executable
 from millrace.programs.plan import Mode
-from millrace.programs.steps.program import Program
 from millrace.run.pipelines.programs.builder import UPDATE_PARTS, StageBuilder
 from millrace.run.schedules.simulate import merged
 from millrace.run.schedules.task import Pass, Schedule, Task
@@ -37,21 +36,13 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class StageProgram:
-    """A program of a stage, with its executable."""
-
-    program: Program
-    executable: Executable
-
-
-@dataclass(frozen=True, slots=True)
 class StagePrograms:
     """All programs that one update of a pipeline runs."""
 
     builder: StageBuilder
     groups: tuple[DeviceGroup, ...]  # of each stage
     order: tuple[Task, ...]  # of the tasks of the update
-    programs: Mapping[tuple[str, int], StageProgram]  # by name and stage, of those here
+    executables: Mapping[tuple[str, int], Executable]  # by name and stage, of those here
 
 
 # Those of an update of the weights, by name.
