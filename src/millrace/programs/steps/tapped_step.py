@@ -128,6 +128,9 @@ def is_due(model: keras.Model, state: State, every: int) -> jax.Array | None:
     """Returns whether statistics of this update are wanted; None if those of all updates are."""
     if every == 1:
         return None
-    variables = model.optimizer.variables
-    index = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
-    return jnp.asarray(state.optimizer[index]) % every == 0
+    return jnp.asarray(state.optimizer[update_count(model.optimizer)]) % every == 0
+
+
+def update_count(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns the index of the value of an optimizer that counts updates."""
+    return next(k for k, v in enumerate(optimizer.variables) if v is optimizer.iterations)
