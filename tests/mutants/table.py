@@ -450,13 +450,13 @@ MUTANTS = (
     ),
     Mutant(
         "recompute",
-        "needed[var] = min(level, needed.get(var, level))\n    return complete[::-1]",
-        "needed[var] = max(level, needed.get(var, level))\n    return complete[::-1]",
+        "needed[var] = min(number, needed.get(var, number))",
+        "needed[var] = max(number, needed.get(var, number))",
     ),
     Mutant(
         "recompute",
-        "low, high = (low, number) if peaks[number] <= limit else (number, high)",
-        "low, high = (number, high) if peaks[number] <= limit else (low, number)",
+        "bisect_left(range(CHOICES), True, lo=1, key=fits)",
+        "bisect_left(range(CHOICES), True, lo=2, key=fits)",
     ),
     # What Keras's loops tell callbacks, and report.
     Mutant("fit", "for name in _OF_BATCHES + _EARLY)", "for name in _OF_BATCHES)"),

@@ -7,11 +7,11 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace._compat.jax_arrays import DeviceCopies
 from millrace.compilation.executables import executable
 from millrace.errors import NonFiniteError, TaskError
 from millrace.run.pipelines.runtime import tasks as stage_tasks
 from millrace.run.pipelines.runtime.buffers import Buffers
-from millrace.run.pipelines.runtime.transfer import Copies
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.table import make_schedule
 
@@ -58,13 +58,13 @@ def test_the_default_devices_of_a_v(name, steps):
 def test_the_stages_of_one_device_pass_values_on_without_a_copy(monkeypatch):
     """At the last device of a V, forward goes straight on to the next stage."""
     copied = []
-    original = Copies.values
+    original = DeviceCopies.from_device
 
-    def values(self, arrays):
+    def from_device(self, arrays):
         copied.extend(arrays)
         return original(self, arrays)
 
-    monkeypatch.setattr(Copies, "values", values)
+    monkeypatch.setattr(DeviceCopies, "from_device", from_device)
     for devices, mapping in (("cpu:2", "auto"), ("cpu:4", [0, 1, 2, 3])):
         copied.clear()
         model = pipeline(

@@ -254,6 +254,31 @@ def needed(graph: Graph) -> Graph:
     return Graph(graph.invars, kept.outvars, kept.equations, kept.constants)
 
 
+def first_needs(
+    graph: Graph, numbers: Sequence[int | None], results: Mapping[Var, int]
+) -> tuple[dict[Var, int], list[int | None]]:
+    """Returns the first part of a graph that needs each variable, and the part of each equation.
+
+    Args:
+        graph: whose equations are in numbered parts, such as stages.
+        numbers: the part of each equation; None: the first one that needs its results.
+        results: of outputs that are needed, the part that needs them.
+
+    Returns:
+        The part of each variable, and those of the equations; None where nothing needs them.
+    """
+    needed = dict(results)
+    complete: list[int | None] = []
+    for equation, number in zip(reversed(graph.equations), reversed(numbers), strict=True):
+        if number is None:
+            number = min((needed[var] for var in equation.outvars if var in needed), default=None)
+        complete.append(number)
+        if number is not None:
+            for var in variables(equation.invars):
+                needed[var] = min(number, needed.get(var, number))
+    return needed, complete[::-1]
+
+
 def pruned(graph: Graph, inputs: Iterable[Var] = ()) -> Graph:
     """Returns the used equations of `graph`, inside conditionals and loops too; see `used`."""
     kept = used(graph, graph.outvars, inputs)

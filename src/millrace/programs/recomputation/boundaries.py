@@ -27,7 +27,15 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal
 
-from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed, variables
+from millrace._compat.jaxpr import (
+    Equation,
+    Graph,
+    Var,
+    first_needs,
+    is_literal,
+    renamed,
+    variables,
+)
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.programs.recomputation.evictions import without_unused
 from millrace.programs.recomputation.joint_graph import Joint
@@ -107,7 +115,9 @@ def levels_by_boundaries(graph: Graph, weights: Collection[Var]) -> list[int]:
         levels.append(own if is_mixed else None)
         if is_mixed:
             level.update(dict.fromkeys(equation.outvars, own))
-    return _pulled(graph, levels)
+    last = max((level for level in levels if level is not None), default=0)
+    _, complete = first_needs(graph, levels, {})
+    return [last if level is None else level for level in complete]
 
 
 def _follows_from_both(graph: Graph, weights: Collection[Var]) -> list[bool]:
@@ -122,20 +132,6 @@ def _follows_from_both(graph: Graph, weights: Collection[Var]) -> list[bool]:
         other.update(equation.outvars if from_others else ())
         both.append(from_weights and from_others)
     return both
-
-
-def _pulled(graph: Graph, levels: Sequence[int | None]) -> list[int]:
-    """Gives equations without a level that of the first equation that needs their result."""
-    needed: dict[Var, int] = {}
-    complete: list[int] = []
-    last = max((level for level in levels if level is not None), default=0)
-    for equation, level in zip(reversed(graph.equations), reversed(levels), strict=True):
-        if level is None:
-            level = min((needed[v] for v in equation.outvars if v in needed), default=last)
-        complete.append(level)
-        for var in variables(equation.invars):
-            needed[var] = min(level, needed.get(var, level))
-    return complete[::-1]
 
 
 def _boundaries(graph: Graph) -> dict[str, list[Equation]]:

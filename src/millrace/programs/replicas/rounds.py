@@ -93,7 +93,7 @@ class Rounds:
         self.state, self.layouts = specs_of(plan, state), layouts(plan, state)
         self.batches = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=group.split(1)),
-            batch_specs(plan, (plan.capacity // plan.replicas, plan.replicas)),
+            batch_specs(plan.batch, plan.capacity // plan.replicas, plan.replicas),
         )
         self._step = step = TracedStep(model, plan, state._replace(metric_parts=()))
         self.primitives = step.primitives

@@ -247,7 +247,7 @@ class TracedStep:
         with collection_open(keeps=False) as tapped:
             active = jax.ShapeDtypeStruct((), jnp.bool_) if self._synchronizes else None
             axes = [(REPLICA, plan.replicas)] if self._synchronizes else []
-            graph, specs = trace(step, state, batch_specs(plan, ()), active, axes=axes)
+            graph, specs = trace(step, state, batch_specs(plan.batch), active, axes=axes)
         # Whether the model taps values itself, which are carried out only if the plan says so.
         self.taps_values = bool(tapped)
         self.result, self.tapped = specs.result, specs.tapped

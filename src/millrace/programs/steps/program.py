@@ -10,7 +10,7 @@ import keras
 from jax import lax
 
 from millrace.base.pytrees import SpecTree
-from millrace.programs.plan import Plan
+from millrace.programs.plan import BatchSpec
 
 # Specs of scalar arguments: a number of steps, or a factor of gradients.
 INDEX = jax.ShapeDtypeStruct((), jnp.int32)
@@ -37,13 +37,13 @@ class FunctionSource(NamedTuple):
     fixed: Sequence[keras.Variable]
 
 
-def batch_specs(plan: Plan, lead: tuple[int, ...]) -> SpecTree:
+def batch_specs(batch: BatchSpec, *lead: int) -> SpecTree:
     """Returns the specs of a batch with the axes `lead` in front: `[*lead, rows, ...]`."""
     leaves = [
         jax.ShapeDtypeStruct((*lead, *shape), dtype)
-        for shape, dtype in zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
+        for shape, dtype in zip(batch.shapes, batch.dtypes, strict=True)
     ]
-    return jax.tree.unflatten(plan.batch.treedef, leaves)
+    return jax.tree.unflatten(batch.treedef, leaves)
 
 
 def merge_steps(leaf: jax.Array) -> jax.Array:

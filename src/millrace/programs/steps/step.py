@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace._compat.keras_steps import compute_gradient_step
 from millrace.base.pytrees import ArrayTree
 from millrace.base.threads.scoped_value import ScopedValue
@@ -168,12 +169,10 @@ def prepared(
         gradients: one for each of `variables`.
         variables: some or all of the variables that the optimizer trains.
     """
-    while optimizer is not None and not hasattr(optimizer, "prepare"):
-        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
-    if optimizer is None:
-        return list(gradients)
-    prepare: Any = getattr(optimizer, "prepare")  # noqa: B009 - Keras's class has none
-    return prepare(list(gradients), variables)
+    for each in wrapped_chain(optimizer):  # loss scaling wraps one
+        if (prepare := getattr(each, "prepare", None)) is not None:
+            return prepare(list(gradients), variables)
+    return list(gradients)
 
 
 def applying_prepared() -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.pytrees import ArrayTree
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode, Plan
@@ -39,10 +40,8 @@ AFTER_COMPUTE = "tap_micro_gradients"
 
 def tapping_optimizer(model: keras.Model) -> Any:
     """Returns the model's optimizer, or one it wraps, that has this method; None if none has."""
-    optimizer = getattr(model, "optimizer", None)
-    while optimizer is not None and not hasattr(optimizer, AFTER_COMPUTE):
-        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
-    return optimizer
+    optimizers = wrapped_chain(getattr(model, "optimizer", None))  # loss scaling wraps one
+    return next((each for each in optimizers if hasattr(each, AFTER_COMPUTE)), None)
 
 
 def make_tapped_step(
@@ -129,6 +128,9 @@ def is_due(model: keras.Model, state: State, every: int) -> jax.Array | None:
     """Returns whether statistics of this update are wanted; None if those of all updates are."""
     if every == 1:
         return None
-    variables = model.optimizer.variables
-    index = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
-    return jnp.asarray(state.optimizer[index]) % every == 0
+    return jnp.asarray(state.optimizer[update_count(model.optimizer)]) % every == 0
+
+
+def update_count(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns the index of the value of an optimizer that counts updates."""
+    return next(k for k, v in enumerate(optimizer.variables) if v is optimizer.iterations)

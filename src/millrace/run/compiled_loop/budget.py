@@ -25,8 +25,8 @@ from millrace.compilation.executables.log import CompileLog
 from millrace.compilation.executables.progress import log_line
 from millrace.errors import PlanError
 from millrace.programs.plan import Plan, with_choice
-from millrace.run.compiled_loop.executables import Executables
-from millrace.run.compiled_loop.execution_calls import Call, ProgramName
+from millrace.run.compiled_loop.executables import CompiledCall, Executables, LoopPrograms
+from millrace.run.compiled_loop.execution_calls import Call
 
 # Last choices that are all tried before a budget is refused. Down to half the memory predictions
 # are within 12 % for most plans, and near the least up to two times too low, so that the last need
@@ -45,7 +45,7 @@ class OverBudgetError(PlanError):
         budget: as the user gave it.
         nbytes: of the budget.
         least: bytes of the program that took the least, of all that were compiled.
-        programs: that program, a `LeastProgram` or the `StagePrograms` of a pipeline; None once
+        programs: that program, as `LoopPrograms`, or the `StagePrograms` of a pipeline; None once
             the message describes its memory.
     """
 
@@ -71,14 +71,6 @@ class OverBudgetError(PlanError):
 def advice(least: int) -> str:
     """Returns the budget to set, without a full stop."""
     return f"Set budget={least} or more"
-
-
-class LeastProgram(NamedTuple):
-    """The smallest of the programs that were compiled for a budget."""
-
-    program: ProgramName
-    plan: Plan
-    executable: Executable
 
 
 class ChosenPlan(NamedTuple):
@@ -127,8 +119,9 @@ def within_budget(
                 lambda number: sizes_of(compiled_of(compiled[number])).temporary_bytes,
             )
         except OverBudgetError as error:
-            smallest = min(search.peaks, key=search.peaks.__getitem__)
-            error.programs = LeastProgram(call.program, plan, compiled[smallest])
+            least = compiled[min(search.peaks, key=search.peaks.__getitem__)]
+            only = CompiledCall(call.program, least, 1, is_loop=True)
+            error.programs = LoopPrograms(plan, (only,), lambda: least, None)
             raise
         chosen = trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))

@@ -4,35 +4,14 @@ It reads the same plan of calls and asks for the same executables as the runner 
 finds the executables that were compiled here.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-from millrace.compilation.executables.executable import Executable
 from millrace.programs.plan import Plan
 from millrace.programs.replicas.placement import specs_of_programs
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.block_plans import BlockPlans
-from millrace.run.compiled_loop.execution_calls import APPLY, CallRules, ProgramName
+from millrace.run.compiled_loop.executables import CompiledCall, LoopPrograms
+from millrace.run.compiled_loop.execution_calls import APPLY, CallRules
 from millrace.run.compiled_loop.plan_chooser import PlanChooser
 from millrace.run.compiled_loop.protocol import ExecutionSteps
-
-
-class CompiledCall(NamedTuple):
-    """A call that an execution would make, with its executable."""
-
-    program: ProgramName
-    executable: Executable
-    steps: int  # that the executable runs; 0 if it runs none
-    is_loop: bool  # whether its HLO contains one iteration, however many it runs
-
-
-class LoopPrograms(NamedTuple):
-    """The programs of an execution of a model in one piece."""
-
-    plan: Plan  # of the last block
-    calls: tuple[CompiledCall, ...]  # each executable once
-    apply: Callable[[], Executable]  # the program of an update alone
-    extra_flops: float | None  # share that a memory budget adds to a step; None without one
 
 
 class LoopDryRun:

@@ -6,8 +6,8 @@
 A budget and an undecided micro-batch have been replaced in these plans: see `plan_chooser.py`.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -34,6 +34,24 @@ from millrace.run.compiled_loop.programs import ProgramBuilder
 Moment = tuple[int, int]
 
 
+class CompiledCall(NamedTuple):
+    """A call that an execution would make, with its executable."""
+
+    program: ProgramName
+    executable: Executable
+    steps: int  # that the executable runs; 0 if it runs none
+    is_loop: bool  # whether its HLO contains one iteration, however many it runs
+
+
+class LoopPrograms(NamedTuple):
+    """The programs of an execution of a model in one piece."""
+
+    plan: Plan  # of the last block
+    calls: tuple[CompiledCall, ...]  # each executable once
+    apply: Callable[[], Executable]  # the program of an update alone
+    extra_flops: float | None  # share that a memory budget adds to a step; None without one
+
+
 class Executables:
     """Finds the executable of a call.
 
@@ -48,12 +66,12 @@ class Executables:
         self,
         model: keras.Model,
         log: CompileLog,
-        identity: ObjectNumbers = (),
-        exports: Exports | None = None,
+        identity: ObjectNumbers,
+        exports: Exports,
     ):
         self.model, self.log = model, log
-        self._exports = exports or Exports()
-        self._finder = ProgramFinder(log, self._exports)
+        self._exports = exports
+        self._finder = ProgramFinder(log, exports)
         self._keys = ModelKeys(model, identity)
         self._boundaries = IgnoredBoundaries(model.name)
         self._builders: dict[tuple[Plan, Moment], ProgramBuilder] = {}

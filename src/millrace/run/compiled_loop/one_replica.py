@@ -66,7 +66,7 @@ class OneReplica:
         self._model, self._plan = model, plan
         self.layouts = host_layouts_of_state(plan, state)
         self.state = with_host_layouts(state, self.layouts)
-        self.batches = batch_specs(plan, (plan.capacity,))
+        self.batches = batch_specs(plan.batch, plan.capacity)
         trains = plan.mode is Mode.TRAIN
         # Offloaded values are fetched between gradients and update, so the step is divided there;
         # a `train_step` that the user wrote contains both, and begins with all of the state.
@@ -126,7 +126,7 @@ class OneReplica:
 
     def _traced(self, state: State) -> Any:
         """Traces the step that the programs run."""
-        specs = (self.state if self.gives_gradients else state, batch_specs(self._plan, ()))
+        specs = (self.state if self.gives_gradients else state, batch_specs(self._plan.batch))
         if self._adds_in_order:
             return self._adding.trace(*specs, self.accumulated, FACTOR)
         return self._step.trace(*specs)

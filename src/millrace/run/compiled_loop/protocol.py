@@ -118,19 +118,12 @@ class Runner(Protocol):
 
     dispatches: int  # calls of compiled code so far
     is_timed: bool  # whether `dispatch_seconds` is kept
+    tracer: Tracer | None  # chooses the executions that leave a trace; None: without records
 
     @property
     def dispatch_seconds(self) -> float:
         """The host's seconds in these calls so far."""
         ...
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """Chooses the executions that leave a trace; None if the run writes no records."""
-        ...
-
-    @tracer.setter
-    def tracer(self, tracer: Tracer | None) -> None: ...
 
     @property
     def state(self) -> State | None:

@@ -30,9 +30,9 @@ from millrace.run.pipelines.assignment.layer_calls import LayerCall, find_calls,
 from millrace.run.pipelines.assignment.marks import stages_were_entered
 from millrace.run.pipelines.programs.equation_stages import Marks
 from millrace.run.pipelines.programs.executables import StageExecutables
+from millrace.run.pipelines.programs.stage_programs import Orders
 from millrace.run.pipelines.runtime.runner import PipelineRunner
-from millrace.run.pipelines.runtime.shapes import CompiledStages, Shapes
-from millrace.run.pipelines.runtime.stage_programs import Orders
+from millrace.run.pipelines.runtime.shapes import Shapes
 from millrace.run.schedules.table import make_schedule, name_of
 from millrace.run.schedules.task import Schedule
 from millrace.run.schedules.v_shape import groups_of_v
@@ -285,13 +285,12 @@ def make_pipeline_runner(
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
     of_stages = [groups[number] for number in pipelining.devices_of(num_stages)]
-    executables = StageExecutables(
-        model, calls, marks_for, of_stages, log, pipelining, identity, exports
-    )
     schedule = functools.partial(_schedule, pipelining, num_stages)
     orders = Orders(schedule, name_of(pipelining.schedule_in_force))
-    compiled = CompiledStages(executables, orders)
-    return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), tap_sink)
+    executables = StageExecutables(
+        model, calls, marks_for, of_stages, orders, log, pipelining, identity, exports
+    )
+    return PipelineRunner(Shapes(executables, plan, chooser(model, executables, log)), tap_sink)
 
 
 def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -> Schedule:

@@ -8,15 +8,18 @@ import keras
 
 from millrace.programs.steps.program import FunctionSource
 from millrace.programs.steps.scopes import UPDATE
-from millrace.run.memory.labels import ValueLabel, ValuePath, longest_start, position
+from millrace.run.memory.labels import (
+    ProgramLabels,
+    ValueLabel,
+    ValuePath,
+    longest_start,
+    position,
+)
 from millrace.run.memory.owners import layer_finder
 
 
-class FunctionLabels:
+class FunctionLabels(ProgramLabels):
     """The labels of a program that calls a function of the user."""
-
-    kind = ""
-    repeats = False
 
     def __init__(self, source: FunctionSource):
         """Finds out what the variables of the function are for.
@@ -57,7 +60,7 @@ class FunctionLabels:
         name, index = getattr(path[0], "name", "") if path else "", position(path[1:])
         if name == "new" and 0 <= index < len(self._lists[0]):
             return self._labels[self._lists[0][index].path]
-        return ValueLabel(name=f"result{jax.tree_util.keystr(path)}")
+        return super().result(path)
 
 
 def _role(variable: keras.Variable) -> str:

@@ -11,7 +11,7 @@ The programs of stages have theirs in stage_labels.py, those of functions in fun
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -61,35 +61,19 @@ def position(path: ValuePath) -> int:
     return getattr(path[0], "idx", -1) if path else -1
 
 
-class ProgramLabels(Protocol):
-    """The labels of the arrays of one program."""
+class ProgramLabels:
+    """The labels of the arrays of one program: here, of a program of which nothing is known."""
 
-    kind: str  # of its operations whose names do not tell: as in `ProgramSegment`, or ""
-    updates: frozenset[str]  # name scopes of the update of the weights
-    repeats: bool  # whether its forward operations repeat those of another program
+    kind = ""  # of its operations whose names do not tell: as in `ProgramSegment`
+    updates: frozenset[str] = frozenset()  # name scopes of the update of the weights
+    repeats = False  # whether its forward operations repeat those of another program
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
-        ...
-
-    def result(self, path: ValuePath) -> ValueLabel:
-        """Returns the label of a result."""
-        ...
-
-
-class NoLabels:
-    """The labels of a program of which nothing is known."""
-
-    kind = ""
-    updates: frozenset[str] = frozenset()
-    repeats = False
-
-    def argument(self, path: ValuePath) -> ValueLabel:
-        """Returns a label with the path alone."""
         return ValueLabel(name=f"argument{jax.tree_util.keystr(path)}")
 
     def result(self, path: ValuePath) -> ValueLabel:
-        """Returns a label with the path alone."""
+        """Returns the label of a result."""
         return ValueLabel(name=f"result{jax.tree_util.keystr(path)}")
 
 
@@ -134,11 +118,10 @@ class ModelVariables:
         return variable_layers(self._model)
 
 
-class LoopLabels:
+class LoopLabels(ProgramLabels):
     """The labels of a program of a model in one piece, with or without replicas."""
 
     PROGRAMS = tuple(ARGUMENTS)
-    repeats = False
 
     def __init__(self, model: keras.Model, plan: Plan, program: str):
         """Finds the variables.

@@ -23,7 +23,7 @@ from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.programs.plan import Plan
 from millrace.programs.steps.accumulate import make_accumulator
-from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
+from millrace.run.compiled_loop.executables import CompiledCall, LoopPrograms
 from millrace.run.memory.hlo_proto import read_buffers
 from millrace.run.memory.labels import ARGUMENTS, ROLE_OF_VARIABLES, LoopLabels, ValuePath
 from millrace.run.memory.liveness import memory_profile

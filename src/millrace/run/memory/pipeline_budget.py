@@ -9,6 +9,7 @@ The fullest device decides. In a run of several processes each knows the memory 
 and they exchange it for each choice, so that all choose the same.
 """
 
+import bisect
 from collections.abc import Callable
 
 import jax
@@ -21,7 +22,8 @@ from millrace.programs.plan import Plan, with_choice
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.budget import OverBudgetError, announce, attempt
 from millrace.run.memory.stage_memory import pipeline_memory
-from millrace.run.pipelines.runtime.shapes import CompiledStages, StagePrograms
+from millrace.run.pipelines.programs.executables import StageExecutables
+from millrace.run.pipelines.programs.stage_programs import StagePrograms
 from millrace.run.processes.agreement import texts_of_all
 
 CHOICES = 16  # the last leaves a stage a hundredth, the least it can take
@@ -29,7 +31,7 @@ COMPILE_SECONDS = 3600.0  # from the first process to the last: stages take diff
 
 
 def chooser(
-    model: keras.Model, stages: CompiledStages, log: CompileLog
+    model: keras.Model, stages: StageExecutables, log: CompileLog
 ) -> Callable[[Plan, State], Plan]:
     """Returns a function that chooses the plan with which all devices stay within the budget.
 
@@ -95,11 +97,14 @@ def first_choice(budget: int | float, measure: Callable[[int], int]) -> int:
     """
     peaks = {0: measure(0)}
     limit = round(peaks[0] * budget) if isinstance(budget, float) else budget
-    low, high = (-1, 0) if peaks[0] <= limit else (0, CHOICES)
-    while high - low > 1:
-        number = min((low + high) // 2, CHOICES - 1)
+    if peaks[0] <= limit:
+        return 0
+
+    def fits(number: int) -> bool:
         peaks[number] = measure(number)
-        low, high = (low, number) if peaks[number] <= limit else (number, high)
-    if high == CHOICES:
+        return peaks[number] <= limit
+
+    number = bisect.bisect_left(range(CHOICES), True, lo=1, key=fits)
+    if number == CHOICES:
         raise OverBudgetError(budget, limit, min(peaks.values()))
-    return high
+    return number

@@ -8,17 +8,17 @@ areas at each program point, up to `MOST_POINTS`; tensors at the peak, up to `MO
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import jax
 import numpy as np
 
-from millrace._compat.jax_executables import buffers_proto, requirement, result_paths
+from millrace._compat.jax_executables import buffers_proto, result_paths
 from millrace.base.records.memory import LiveBuffer, largest
-from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramSegment
+from millrace.base.records.program_memory import ROLES, MemoryArea, ProgramMemory, ProgramSegment
 from millrace.run.memory.hlo_proto import Allocation, Module, read_buffers
-from millrace.run.memory.labels import NoLabels, ProgramLabels, ValueLabel, labels_of_arguments
+from millrace.run.memory.labels import ProgramLabels, ValueLabel, labels_of_arguments
 from millrace.run.memory.liveness import Liveness, live_arguments, live_buffer, liveness
 from millrace.run.memory.owners import NearestNames, kind_finder
 from millrace.run.memory.roles import BufferRoles
@@ -31,45 +31,28 @@ _IDLE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}  # th
 _NAMELESS = len(_ORDER)  # "other", without a layer
 
 
-@dataclass(frozen=True, slots=True)
-class AnalyzedProgram:
-    """The memory of one program on each of its devices; fields as in `ProgramMemory`."""
-
-    name: str
-    requirement: int
-    areas: tuple[MemoryArea, ...]
-    point: int
-    alive: tuple[LiveBuffer, ...]
-    segments: tuple[ProgramSegment, ...]
-    num_points: int
-    attributed: float
-    recomputed: tuple[str, ...]  # layers with operations that backward runs again
-
-
 def analyze(
+    memory: ProgramMemory,
     compiled: jax.stages.Compiled,
     module: Module,
-    layer_of: Callable[[str], str] = lambda op_name: "",
-    labels: ProgramLabels | None = None,
-    nbytes: int | None = None,
-) -> AnalyzedProgram:
-    """Returns the memory of an executable.
+    layer_of: Callable[[str], str],
+    labels: ProgramLabels,
+) -> tuple[ProgramMemory, tuple[str, ...]]:
+    """Returns the memory of an executable, and the layers that its backward runs again.
 
     Args:
+        memory: of which only the compiler's requirement is known.
         compiled: the executable.
         module: its program.
         layer_of: returns the layer in the name of an operation, empty if there is none.
         labels: of its arguments and results.
-        nbytes: that the compiler reserves, if that is known: to ask it takes 0.1 s for ResNet50.
     """
-    nbytes = requirement(compiled) if nbytes is None else nbytes
     assignment = read_buffers(buffers_proto(compiled))
     if module.entry not in module.schedule or not assignment.allocations:
         # A backend without a schedule, or without the addresses of buffers.
-        return AnalyzedProgram(module.name, nbytes, (), 0, (), (), 0, 0.0, ())
+        return replace(memory, attributed=0.0), ()
     live = liveness(module, assignment)
-    analysis = _Analysis(compiled, module, live, layer_of, labels or NoLabels())
-    return analysis.result(nbytes)
+    return _Analysis(compiled, module, live, layer_of, labels).of(memory)
 
 
 class _Analysis:
@@ -138,12 +121,8 @@ class _Analysis:
         layers = (self._layer(buffer) for buffer, _, _ in allocation.assigned)
         return _NUMBERS["other"] if any(layers) else _NAMELESS
 
-    def result(self, nbytes: int) -> AnalyzedProgram:
-        """Returns all of it.
-
-        Args:
-            nbytes: that the compiler reserves.
-        """
+    def of(self, memory: ProgramMemory) -> tuple[ProgramMemory, tuple[str, ...]]:
+        """Returns the memory with all that is known now, and the layers that run again."""
         sizes = self._live.areas(self._kind_of_buffer, self._kind_of_allocation, _NAMELESS + 1)
         curve = sizes.sum(axis=0)
         kept = _fullest(curve, MOST_POINTS)
@@ -156,17 +135,16 @@ class _Analysis:
         )
         peak = int(curve.argmax())
         segments, recomputed = self._segments(kept)
-        return AnalyzedProgram(
-            name=self._module.name,
-            requirement=nbytes,
+        memory = replace(
+            memory,
             areas=areas,
             point=int(np.searchsorted(kept, peak)),
             alive=_added_up(self._alive(peak)),
             segments=segments,
             num_points=len(curve),
             attributed=1.0 - nameless / total if total else 1.0,
-            recomputed=recomputed,
         )
+        return memory, recomputed
 
     def _alive(self, peak: int) -> list[LiveBuffer]:
         alive = live_arguments(self._module, self._live.assignment, self._argument)

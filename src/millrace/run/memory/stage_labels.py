@@ -3,7 +3,7 @@
     forward          weights, fixed, changing, batch, carried     -> sent, changing, results, held
     backward         weights, held, cotangents, accumulated, ...  -> returned, accumulated
     backward_input   weights, held, cotangents                    -> returned, kept
-    backward_weight  weights, held, cotangents, kept, accumulated -> accumulated
+    backward_weight  weights, held, cotangents, kept, accumulated -> nothing, accumulated
     zeros                                                         -> accumulated
     reduce_replicas  accumulated, changing                        -> gradients, changing
     partial, shared, final    values that it replaces, others     -> values
@@ -12,15 +12,14 @@
 The lists are those of run/pipelines/programs/builder.py.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-
-import jax
+from collections.abc import Iterable, Sequence
 
 from millrace._compat.jaxpr import Graph, scope
 from millrace._compat.keras_layers import layer_names
+from millrace.programs.steps.state import State
 from millrace.run.memory.labels import (
     ModelVariables,
+    ProgramLabels,
     ValueLabel,
     ValuePath,
     position,
@@ -28,6 +27,7 @@ from millrace.run.memory.labels import (
 )
 from millrace.run.memory.owners import layer_finder
 from millrace.run.pipelines.programs.builder import UPDATE_PARTS, arguments_of
+from millrace.run.pipelines.programs.passes import Passes
 from millrace.run.pipelines.programs.split import Slot, Stage
 from millrace.run.pipelines.programs.split_update import UpdatePart
 from millrace.run.pipelines.programs.stages import Stages, state_groups
@@ -47,6 +47,7 @@ _RESULTS = {
     "forward": ("sent", "changing", "results", "residuals"),
     "backward": ("returned", "accumulated"),
     "backward_input": ("returned", "kept"),
+    "backward_weight": ("returned", "accumulated"),
     "reduce_replicas": ("gradients", "changing"),
 }
 _ROLES = {
@@ -76,7 +77,7 @@ _DEFAULT = {
 OF_MICRO_BATCH = frozenset({"batch", "carried", "held", "cotangents", "kept"})
 
 
-class StageLabels:
+class StageLabels(ProgramLabels):
     """The labels of one program of a stage."""
 
     def __init__(self, stages: Stages, program: str, index: int):
@@ -91,6 +92,7 @@ class StageLabels:
         self._stage: Stage = stages.split.stages[index]
         self._arguments = _ARGUMENTS.get(program, ())
         self._variables = ModelVariables(stages.model)
+        self._lists: dict[str, list[ValueLabel]] = {}  # by name, each found when first asked for
         trains = stages.plan.mode.value == "train"
         self.kind = _DEFAULT.get(program, "" if trains else "forward")
         self.updates = update_scopes(stages.model)
@@ -99,9 +101,7 @@ class StageLabels:
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
         kind = self.kind_of_argument(path)
-        if not kind:
-            return ValueLabel(name=f"argument{jax.tree_util.keystr(path)}")
-        return self._label(kind, max(position(path[1:]), 0))
+        return self._label(kind, max(position(path[1:]), 0)) if kind else super().argument(path)
 
     def kind_of_argument(self, path: ValuePath) -> str:
         """Returns the list that an argument is in, such as "held"; empty for numbers."""
@@ -110,66 +110,66 @@ class StageLabels:
 
     def result(self, path: ValuePath) -> ValueLabel:
         """Returns the label of a result."""
-        number, rest = position(path), path[1:]
-        if self._program in ("zeros", "backward_weight"):
-            # A list alone, or beside tapped values.
-            return self._label("accumulated", max(position(rest) if rest else number, 0))
-        if (part := self._part) is not None:
-            outputs = part.outputs
+        number, kinds = position(path), _RESULTS.get(self._program, ())
+        if self._program == "zeros":
+            return self._label("accumulated", max(number, 0))
+        if self._program in UPDATE_PARTS:
+            outputs = self._part.outputs
             return self._slot(outputs[number]) if 0 <= number < len(outputs) else ValueLabel()
-        kinds = _RESULTS.get(self._program, ())
         if not 0 <= number < len(kinds):
-            return ValueLabel(name=f"result{jax.tree_util.keystr(path)}")
-        return self._label(kinds[number], max(position(rest), 0))
+            return super().result(path)
+        return self._label(kinds[number], max(position(path[1:]), 0))
 
     def _label(self, kind: str, number: int) -> ValueLabel:
-        if kind in ("replaced", "others"):
-            slots = self._slots[kind]
-            return self._slot(slots[number]) if number < len(slots) else ValueLabel(name=kind)
+        if kind not in self._lists:
+            self._lists[kind] = self._labels(kind)
+        labels = self._lists[kind]
+        if number < len(labels):
+            return labels[number]
+        return ValueLabel(_ROLES.get(kind, "other"), f"{kind} {number}")
+
+    def _labels(self, kind: str) -> list[ValueLabel]:
+        """Returns the labels of a list; none where it is known by its numbers alone."""
+        stage = self._stage
+        if kind == "weights":
+            return [self._slot(Slot("trainable", weight)) for weight in stage.trainable]
+        if kind in ("accumulated", "gradients"):
+            paths = self._variables.paths("trainable")
+            names = [f"accumulated {paths[weight]}" for weight in stage.trainable]
+            return [self._variables.label("accumulated", name) for name in names]
         if kind in ("fixed", "changing"):
-            slots = state_groups(self._stage)[kind == "changing"]
-            return self._slot(slots[number]) if number < len(slots) else ValueLabel(name=kind)
-        if kind in ("weights", "accumulated", "gradients"):
-            weights = self._stage.trainable
-            if number >= len(weights):
-                return ValueLabel(_ROLES[kind], f"{kind} {number}")
-            path = self._variables.paths("trainable")[weights[number]]
-            if kind == "weights":
-                return self._variables.label("trainable", path)
-            return self._variables.label("accumulated", f"accumulated {path}")
-        if kind == "held":
-            return self._held(number)
-        layer = self._layer_of_value(kind, number)
-        return ValueLabel(_ROLES.get(kind, "other"), f"{kind} {number}", layer)
-
-    def _held(self, number: int) -> ValueLabel:
-        passes = self._stages.passes(self._index)
-        if self._program == "backward_weight":
-            number = passes.weight_held[number]
-        source, index = passes.held[number]
-        layer = self._layer_of_value(source, index)
-        return ValueLabel(_ROLES[source], f"{source} {index}", layer)
-
-    def _layer_of_value(self, kind: str, number: int) -> str:
-        if kind in ("residual", "residuals"):
-            return _item(self._residual_layers, number)
+            return list(map(self._slot, state_groups(stage)[kind == "changing"]))
+        if kind in ("replaced", "others"):
+            slots = arguments_of(self._stages.update, self._part)
+            return list(map(self._slot, slots[kind == "others"]))
         if kind in ("sent", "carried"):
-            return self._sent_layer(
-                (self._stage.sent, self._stage.carried)[kind == "carried"][number]
-            )
-        passes = self._stages.passes(self._index) if kind in ("cotangents", "returned") else None
-        if passes is None:
-            return ""
-        if kind == "returned":
-            return self._sent_layer(passes.returns[number])
-        if self._program == "backward_weight":
-            number = passes.weight_cotangents[number]
-        return self._sent_layer(passes.cotangents[number][0])
+            return self._passed(kind, getattr(stage, kind))
+        if kind in ("returned", "cotangents", "held", "residual", "residuals"):
+            return self._of_passes(kind, self._stages.passes(self._index))
+        return []
 
-    def _sent_layer(self, value: int) -> str:
-        """Returns the layer that makes a value which passes between stages."""
-        producer = self._stages.split.stages[self._stages.split.values[value].producer]
-        return _item(self._layers_of(producer.graph), producer.sent.index(value))
+    def _of_passes(self, kind: str, passes: Passes) -> list[ValueLabel]:
+        if kind == "returned":
+            return self._passed(kind, passes.returns)
+        if kind in ("residual", "residuals"):
+            number = sum(source == "residual" for source, _ in passes.held)
+            layers = self._layers_of(passes.forward)
+            return _numbered(kind, layers[len(layers) - number :])
+        is_part = self._program == "backward_weight"  # which takes some of the values only
+        if kind == "held":
+            held = [passes.held[k] for k in passes.weight_held] if is_part else passes.held
+            return [self._label(source, index) for source, index in held]
+        pairs = passes.cotangents
+        pairs = [pairs[k] for k in passes.weight_cotangents] if is_part else pairs
+        return self._passed(kind, [value for value, _ in pairs])
+
+    def _passed(self, kind: str, values: Iterable[int]) -> list[ValueLabel]:
+        """Returns the labels of values that pass between stages, with the layers that make them."""
+        split, layers = self._stages.split, list[str]()
+        for value in values:
+            producer = split.stages[split.values[value].producer]
+            layers.append(self._layers_of(producer.graph)[producer.sent.index(value)])
+        return _numbered(kind, layers)
 
     def _layers_of(self, graph: Graph) -> Sequence[str]:
         """Returns the layers of a graph's outputs; empty for those that no layer makes."""
@@ -177,33 +177,17 @@ class StageLabels:
         layer_of = layer_finder(layer_names(self._stages.model))
         return [layer_of(made[var]) if var in made else "" for var in graph.outvars]
 
-    @cached_property
-    def _residual_layers(self) -> Sequence[str]:
-        passes = self._stages.passes(self._index)
-        number = sum(source == "residual" for source, _ in passes.held)
-        layers = self._layers_of(passes.forward)
-        return layers[len(layers) - number :]
-
-    @cached_property
-    def _part(self) -> UpdatePart | None:
-        if self._program not in UPDATE_PARTS:
-            return None
-        return self._stages.update.parts.get((self._program, self._index))
-
-    @cached_property
-    def _slots(self) -> Mapping[str, Sequence[Slot]]:
-        if self._part is None:
-            return {"replaced": (), "others": ()}
-        replaced, others = arguments_of(self._stages.update, self._part)
-        return {"replaced": replaced, "others": others}
+    @property
+    def _part(self) -> UpdatePart:
+        return self._stages.update.parts[self._program, self._index]
 
     def _slot(self, slot: Slot) -> ValueLabel:
         if slot.role == "gradient":
             return ValueLabel("accumulators", f"accumulated gradient {slot.index}")
-        if slot.role not in ("trainable", "non_trainable", "optimizer", "metric"):
+        if slot.role not in State._fields:
             return ValueLabel(name=f"{slot.role} {slot.index}")
         return self._variables.label(slot.role, self._variables.paths(slot.role)[slot.index])
 
 
-def _item(layers: Sequence[str], index: int) -> str:
-    return layers[index] if 0 <= index < len(layers) else ""
+def _numbered(kind: str, layers: Iterable[str]) -> list[ValueLabel]:
+    return [ValueLabel(_ROLES[kind], f"{kind} {k}", layer) for k, layer in enumerate(layers)]

@@ -25,9 +25,8 @@ from millrace.run.memory.stage_labels import OF_MICRO_BATCH, StageLabels
 from millrace.run.memory.walk import PeakMoment, StageSizes, UpdateWalk
 from millrace.run.pipelines.programs.builder import arguments_of
 from millrace.run.pipelines.programs.split import Slot
+from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.pipelines.programs.stages import state_groups
-from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
 
 _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
 
@@ -43,7 +42,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
     stages = range(len(groups))
     sizes = [_sizes(programs, stage) for stage in stages]
     walk = UpdateWalk(builder.stages.split, builder.stages.passes, sizes, groups)
-    ends = [key for key in programs.programs if key[0] in UPDATE_PROGRAMS]
+    ends = [key for key in programs.executables if key[0] in UPDATE_PROGRAMS]
     walk.run(programs.order, ends)
     devices_of_groups = []
     for group in dict.fromkeys(groups):
@@ -55,13 +54,13 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
         rows = [_stage_memory(programs, stage, moment, seen) for stage in here]
         others = _of_other_stages(model, programs, group, here, sum(row.total for row in rows))
         rows[0] = replace(rows[0], other=rows[0].other + others)
-        program = programs.programs[moment.program, moment.stage]
+        program = builder.program(moment.program, moment.stage).name
         devices = tuple(map(str, group.devices))
         alive = _alive(model, programs, moment, rows)
         if others:
             alive.append(LiveBuffer("values of other stages, at first", others, "", ""))
         alive = largest(alive)
-        devices_of_groups.append(DeviceMemory(devices, program.program.name, tuple(rows), alive))
+        devices_of_groups.append(DeviceMemory(devices, program, tuple(rows), alive))
     return tuple(devices_of_groups)
 
 
@@ -78,9 +77,9 @@ def _sizes(programs: StagePrograms, index: int) -> StageSizes:
         kept=sum(map(_bytes, weights[3])),
         own={
             name: requirement(compiled) - argument_bytes(compiled)
-            for (name, stage_index), each in programs.programs.items()
+            for (name, stage_index), each in programs.executables.items()
             if stage_index == index
-            for compiled in [compiled_of(each.executable)]
+            for compiled in [compiled_of(each)]
         },
     )
 
@@ -177,7 +176,7 @@ def _alive(
     model: keras.Model, programs: StagePrograms, moment: PeakMoment, rows: Sequence[StageMemory]
 ) -> list[LiveBuffer]:
     """Returns the tensors of the program at the peak, and the sums of all other values."""
-    executable = programs.programs[moment.program, moment.stage].executable
+    executable = programs.executables[moment.program, moment.stage]
     labels = StageLabels(programs.builder.stages, moment.program, moment.stage)
     in_flight: set[str] = set()  # names of values of a micro-batch
 

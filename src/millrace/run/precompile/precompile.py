@@ -59,10 +59,10 @@ def compile_loop_programs(
     execution = described_execution(controller, mode, batches)
     # From now on, calls that return the results of steps hold as many as this execution has.
     runner.extend_records(execution.longest)
-    dry_run_of(controller, runner, batches).compile(state_specs(controller.model, mode), execution)
+    dry_run_of(runner, batches).compile(state_specs(controller.model, mode), execution)
 
 
-def dry_run_of(controller: Controller, runner: Runner, batches: Batches) -> DryRun[Any]:
+def dry_run_of(runner: Runner, batches: Batches) -> DryRun[Any]:
     """Returns the dry run of a runner.
 
     Its executions may be longer or shorter than the model's, where a change is tried out.

@@ -23,7 +23,7 @@ from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.balance import balanced
 from millrace.run.precompile.precompile import Batches
-from millrace.tools.memory_report.needs import Needs, with_limits
+from millrace.tools.memory_report.needs import Needs, measure_alone, with_limits
 
 CHANGES = 3  # that a report shows
 
@@ -67,7 +67,6 @@ def cheapest_changes(
     report: MemoryReport,
     before: Needs,
     budget: int | None,
-    needs: Callable[[Controller, Batches], Needs],
     tick: Callable[[str], object],
     most_seconds: float = math.inf,
 ) -> tuple[MemoryChange, ...]:
@@ -79,7 +78,6 @@ def cheapest_changes(
         report: its memory, and the limits.
         before: its needs without a change.
         budget: bytes of a device, as the user gave it.
-        needs: compiles the training of a controller, and returns its needs.
         tick: called with each change before it is compiled.
         most_seconds: after which no other change is compiled.
     """
@@ -92,7 +90,7 @@ def cheapest_changes(
             tick(f"compiling with {candidate.code}")
             variant = controller.variant(candidate.options, candidate.stages)
             try:
-                after = needs(variant, candidate.batches)
+                after = measure_alone(variant, candidate.batches)
             except OverBudgetError as error:  # of a model with a budget: a smaller one may fit
                 changes.append(MemoryChange(candidate.code, error.least, 0.0, fits=False))
                 continue
@@ -222,7 +220,6 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
     """Returns smaller micro-batches of a pipeline, which are the batches of fit."""
     spec = batches.spec
     rows = spec.rows // factor
-    shapes = tuple((rows, *shape[1:]) for shape in spec.shapes)
     steps = (setup.options.pipelining.steps or 1) * factor
     options = _with(setup, "pipelining", steps=steps)
     code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
@@ -233,7 +230,7 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
         code += f"; model.compile(..., steps_per_execution={of_one})"
     code += f"; model.fit(..., batch_size={rows})"
     per_epoch = None if batches.per_epoch is None else batches.per_epoch * factor
-    return Candidate(code, options, Batches(replace(spec, shapes=shapes), per_execution, per_epoch))
+    return Candidate(code, options, Batches(spec.of_rows(rows), per_execution, per_epoch))
 
 
 def _more_stages(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:

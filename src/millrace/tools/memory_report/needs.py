@@ -13,14 +13,14 @@ from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory
 from millrace.compilation.executables.executable import compiled_of
 from millrace.programs.plan import Mode
-from millrace.run.compiled_loop.dry_run import LoopPrograms
+from millrace.run.compiled_loop.executables import LoopPrograms
 from millrace.run.compiled_loop.protocol import Runner
 from millrace.run.fit.controller import Controller
+from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.setup import Setup
 from millrace.run.memory.pieces import piece_memory
 from millrace.run.memory.stage_memory import pipeline_memory
-from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
+from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
 
 
@@ -45,8 +45,13 @@ def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
     """Compiles the programs of a training on such batches; the runner keeps them."""
     execution = described_execution(controller, Mode.TRAIN, batches)
     state = state_specs(controller.model, Mode.TRAIN)
-    programs = dry_run_of(controller, runner, batches).programs(state, execution)
+    programs = dry_run_of(runner, batches).programs(state, execution)
     return needs_of(programs, controller.setup)
+
+
+def measure_alone(controller: Controller, batches: Batches) -> Needs:
+    """Compiles the programs of a training for its needs only; no runner keeps them."""
+    return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
 
 
 def needs_of(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
@@ -108,4 +113,4 @@ def _pipeline_flops(programs: StagePrograms) -> float:
 
 def stage_flops(programs: StagePrograms) -> dict[tuple[str, int], float]:
     """Returns the FLOPs of a call of each program, by its name and stage."""
-    return {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}
+    return {key: flops(compiled_of(each)) for key, each in programs.executables.items()}

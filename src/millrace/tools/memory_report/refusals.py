@@ -11,10 +11,8 @@ from dataclasses import replace
 
 from millrace.base.records.memory import NO_LAYER, LiveBuffer, bytes_text
 from millrace.base.records.memory_report import DeviceMemory, MemoryChange, MemoryReport
-from millrace.run.compiled_loop.budget import LeastProgram, OverBudgetError, advice
-from millrace.run.compiled_loop.dry_run import CompiledCall, LoopPrograms
+from millrace.run.compiled_loop.budget import OverBudgetError, advice
 from millrace.run.fit.controller import Controller
-from millrace.run.pipelines.runtime.shapes import StagePrograms
 from millrace.run.precompile.precompile import Batches
 from millrace.tools.memory_report.changes import cheapest_changes
 from millrace.tools.memory_report.needs import Needs, needs_of, with_limits
@@ -28,7 +26,6 @@ def explained_refusal(
     error: OverBudgetError,
     controller: Controller,
     batches: Batches,
-    needs: Callable[[Controller, Batches], Needs],
     tick: Callable[[str], object],
 ) -> OverBudgetError:
     """Returns the refusal of a budget with its reasons, unless it has them already.
@@ -37,27 +34,18 @@ def explained_refusal(
         error: without them.
         controller: of the model.
         batches: of the training.
-        needs: compiles the training of a controller, and returns its needs.
         tick: called with the code of each change before it is compiled.
     """
     if error.programs is None:
         return error
-    least = needs_of(_programs(error), controller.setup)
+    least = needs_of(error.programs, controller.setup)
     devices = with_limits(least.devices, controller.setup, error.nbytes)
     fullest = max(devices, key=lambda device: device.peak)
-    changes = _changes(error, controller, batches, replace(least, devices=devices), needs, tick)
+    changes = _changes(error, controller, batches, replace(least, devices=devices), tick)
     # The other processes have their own devices, one of which may be the fullest of all.
     owner = "The fullest device of this process" if controller.setup.spans_processes else "It"
     details = f"{owner} {_at_the_peak(fullest)} {advice(error.least)}{_alternatives(changes)}"
     return OverBudgetError(error.budget, error.nbytes, error.least, details)
-
-
-def _programs(error: OverBudgetError) -> LoopPrograms | StagePrograms:
-    least = error.programs
-    if not isinstance(least, LeastProgram):
-        return least
-    call = CompiledCall(least.program, least.executable, 1, is_loop=True)
-    return LoopPrograms(least.plan, (call,), lambda: least.executable, None)
 
 
 def _changes(
@@ -65,7 +53,6 @@ def _changes(
     controller: Controller,
     batches: Batches,
     least: Needs,
-    needs: Callable[[Controller, Batches], Needs],
     tick: Callable[[str], object],
 ) -> tuple[MemoryChange, ...]:
     """Returns changes with which the budget is kept, or else the nearest one."""
@@ -75,9 +62,7 @@ def _changes(
     recomputation = replace(setup.options.recomputation, budget=error.nbytes)
     in_bytes = controller.variant(replace(setup.options, recomputation=recomputation))
     report = MemoryReport(model.name, str(batches.spec), least.devices)
-    return cheapest_changes(
-        in_bytes, batches, report, least, error.nbytes, needs, tick, MOST_SECONDS
-    )
+    return cheapest_changes(in_bytes, batches, report, least, error.nbytes, tick, MOST_SECONDS)
 
 
 def _at_the_peak(device: DeviceMemory) -> str:

@@ -20,7 +20,7 @@ from millrace.run.fit.model_functions import KeptFunction
 from millrace.run.precompile.described_batch import BatchDescription, batch_of_zeros
 from millrace.run.precompile.precompile import Batches, batches_of_steps
 from millrace.tools.memory_report.changes import cheapest_changes
-from millrace.tools.memory_report.needs import Needs, measure, with_limits
+from millrace.tools.memory_report.needs import measure, with_limits
 from millrace.tools.memory_report.refusals import explained_refusal
 
 _LOOKING = "looking for what would make it fit"
@@ -44,7 +44,7 @@ def explained(controller: Controller) -> Iterator[None]:
             raise
         batches = Batches(function.last.batch, controller.setup.steps_per_execution(Mode.TRAIN))
         with search(_LOOKING) as tick:
-            explanation = explained_refusal(error, controller, batches, _needs, tick)
+            explanation = explained_refusal(error, controller, batches, tick)
         raise explanation from None
     except BaseException as error:
         function = controller.functions.running
@@ -95,19 +95,15 @@ def memory_report(
         before = measure(controller, function.runner(), batches)
     except OverBudgetError as error:
         with search(_LOOKING) as tick:
-            explanation = explained_refusal(error, controller, batches, _needs, tick)
+            explanation = explained_refusal(error, controller, batches, tick)
         raise explanation from None
     devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)
     if report.fits is not False:
         return report
     with search(_LOOKING) as tick:
-        changes = cheapest_changes(controller, batches, report, before, limit, _needs, tick)
+        changes = cheapest_changes(controller, batches, report, before, limit, tick)
     return replace(report, changes=changes)
-
-
-def _needs(controller: Controller, batches: Batches) -> Needs:
-    return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
 
 
 def training_batch(

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace.base.records.training_plan import UpdatePlan
-from millrace.run.pipelines.runtime.shapes import StagePrograms
-from millrace.run.pipelines.runtime.stage_programs import UPDATE_PROGRAMS
+from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.schedules.costs import PassOfStage, cost_of_pass
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.table import make_schedule

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace.base.devices import DeviceGroup
-from millrace.base.pytrees import Spec
+from millrace.base.pytrees import Spec, SpecTree
+from millrace.compilation.executables.executable import Executable
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.blocks import stacked_blocks
 from millrace.programs.plan import Mode
@@ -17,7 +18,7 @@ from millrace.programs.taps.entries import CallResult
 from millrace.run.compiled_loop.protocol import ExecutionSteps
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
-from millrace.run.pipelines.runtime.shapes import StageProgram, StagePrograms
+from millrace.run.pipelines.programs.stage_programs import StagePrograms
 from millrace.run.precompile.precompile import Batches, described_execution, state_specs
 from millrace.run.schedules.task import Pass
 
@@ -72,22 +73,23 @@ def zeros_of(specs: State) -> State:
 def stage_seconds(programs: StagePrograms) -> list[float]:
     """Returns the seconds of forward and backward of each stage, for one micro-batch of zeros."""
     seconds = [0.0] * len(programs.groups)
-    for (name, stage), each in programs.programs.items():
+    for (name, stage), run in programs.executables.items():
         if name in [kind.program for kind in Pass]:
-            seconds[stage] += _seconds_of(each, programs.groups[stage])
+            specs = programs.builder.program(name, stage).arguments
+            seconds[stage] += _seconds_of(run, specs, programs.groups[stage])
     return seconds
 
 
-def _seconds_of(stage_program: StageProgram, group: DeviceGroup) -> float:
+def _seconds_of(run: Executable, specs: SpecTree, group: DeviceGroup) -> float:
     def zeros(spec: Spec) -> jax.Array:
         sharding = getattr(spec, "sharding", None) or group.whole
         return jax.device_put(jnp.zeros(spec.shape, spec.dtype), sharding)
 
     times: list[float] = []
     for _ in range(1 + REPEATS):
-        arguments = jax.tree.map(zeros, stage_program.program.arguments)  # some are donated
+        arguments = jax.tree.map(zeros, specs)  # some are donated
         jax.block_until_ready(arguments)
         began = time.perf_counter()
-        jax.block_until_ready(stage_program.executable(*arguments))
+        jax.block_until_ready(run(*arguments))
         times.append(time.perf_counter() - began)
     return min(times[1:])

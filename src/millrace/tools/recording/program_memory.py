@@ -6,8 +6,9 @@ NewExecutable -> labels of its arguments
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from millrace._compat.jax_executables import devices_of
+from millrace._compat.jax_executables import devices_of, requirement
 from millrace._compat.keras_layers import layer_names
 from millrace.base.records.program_memory import ProgramMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
@@ -16,7 +17,7 @@ from millrace.programs.plan import Plan
 from millrace.programs.steps.program import FunctionSource
 from millrace.run.memory.function_labels import FunctionLabels
 from millrace.run.memory.hlo_proto import Module
-from millrace.run.memory.labels import LoopLabels, NoLabels, ProgramLabels
+from millrace.run.memory.labels import LoopLabels, ProgramLabels
 from millrace.run.memory.owners import layer_finder
 from millrace.run.memory.program import analyze
 from millrace.run.memory.stage_labels import StageLabels
@@ -41,25 +42,22 @@ def program_memory(new: NewExecutable, module: Module) -> ProgramMemory:
     names = labels.layers if isinstance(labels, FunctionLabels) else ()
     names = names if model is None else layer_names(model)
     layer_of = layer_finder(names, renames_of(new.executable))
-    analyzed = analyze(compiled, module, layer_of, labels, record.peak_bytes or None)
     devices = devices_of(compiled) if plan is None else plan.group.devices
-    return ProgramMemory(
+    memory = ProgramMemory(
         model=record.model,
         program=record.program,
         key=record.key,
         stage=_stage(record.program),
         devices=tuple(map(str, devices)),
-        recomputation=_recomputation(plan, _in_order(analyzed.recomputed, names)),
-        requirement=analyzed.requirement,
-        areas=analyzed.areas,
-        point=analyzed.point,
-        alive=analyzed.alive,
-        segments=analyzed.segments,
+        requirement=record.peak_bytes or requirement(compiled),  # 0.1 s for ResNet50
+        areas=(),
+        point=0,
+        alive=(),
         began=record.began,
         is_trial=new.is_trial,
-        num_points=analyzed.num_points,
-        attributed=analyzed.attributed,
     )
+    memory, recomputed = analyze(memory, compiled, module, layer_of, labels)
+    return replace(memory, recomputation=_recomputation(plan, _in_order(recomputed, names)))
 
 
 def _labels(new: NewExecutable) -> ProgramLabels:
@@ -70,7 +68,7 @@ def _labels(new: NewExecutable) -> ProgramLabels:
     program = new.record.program.partition("_")[2]
     if new.model is not None and new.plan is not None and program in LoopLabels.PROGRAMS:
         return LoopLabels(new.model, new.plan, program)
-    return NoLabels()
+    return ProgramLabels()
 
 
 def _stage(program: str) -> int:

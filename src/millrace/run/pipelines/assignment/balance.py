@@ -31,6 +31,7 @@ from millrace.errors import ModelError, OptionError
 from millrace.programs.feeds.block import batch_spec
 from millrace.programs.plan import BatchSpec
 from millrace.programs.recomputation.costs import flops_of_calls, shares
+from millrace.programs.steps.program import batch_specs
 from millrace.run.pipelines.assignment.assignment import Assignment, assign, scoped_stages
 from millrace.run.pipelines.assignment.layer_calls import (
     LayerCall,
@@ -225,8 +226,7 @@ def call_flops(model: keras.Model, calls: Sequence[LayerCall], batch: BatchSpec)
 
 
 def _inputs_of(batch: BatchSpec) -> SpecTree:
-    specs = map(jax.ShapeDtypeStruct, batch.shapes, batch.dtypes)
-    return keras.utils.unpack_x_y_sample_weight(jax.tree.unflatten(batch.treedef, specs))[0]
+    return keras.utils.unpack_x_y_sample_weight(batch_specs(batch))[0]
 
 
 def _stage_costs(

@@ -7,7 +7,7 @@
     backward_input   weights, held, cotangents
                      -> returned, kept
     backward_weight  weights, held, cotangents, kept, accumulated, coefficient
-                     -> accumulated                              (then tapped values, if any)
+                     -> nothing, accumulated                     (then tapped values, if any)
     zeros            -> accumulated
     partial, shared, final    the parts of an update: run/pipelines/programs/split_update.py
     logs             metric values -> logs
@@ -31,7 +31,7 @@ from millrace.programs.steps.state import State
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.run.pipelines.programs.stage_taps import bundle_of
-from millrace.run.pipelines.programs.stages import StageLayouts, Stages, state_groups, with_sums
+from millrace.run.pipelines.programs.stages import StageLayouts, Stages, state_groups
 
 T = TypeVar("T")
 UPDATE_PARTS = ("partial", "shared", "final")
@@ -148,7 +148,7 @@ class StageBuilder:
         index: int,
         graph: Graph,
         inputs: tuple[list[Spec], ...],
-        returns: int | None = None,
+        returns: int = 0,
     ) -> Program:
         """Returns the program of a pass that adds gradients to the accumulators of a stage.
 
@@ -157,37 +157,28 @@ class StageBuilder:
             index: of the stage.
             graph: of the pass.
             inputs: specs of its inputs after the weights.
-            returns: number of cotangents that it returns before the gradients; None: no list.
+            returns: number of cotangents that it returns before the gradients.
         """
         run = as_function(graph)
         add = self.stages.accumulator(self.stages.split.stages[index]).add
 
         def adding(*arguments: Any) -> Any:
             *lists, accumulated, coefficient = arguments
-            returned, gradients = _cut(run(*itertools.chain(*lists)), [returns or 0])
+            returned, gradients = _cut(run(*itertools.chain(*lists)), [returns])
             tapped = self.stages.taps.of_gradients(index, gradients)
-            added = add(accumulated, gradients, coefficient)
-            if returns is not None:
-                return returned, added, *tapped
-            return (added, *tapped) if tapped else added
+            return returned, add(accumulated, gradients, coefficient), *tapped
 
-        weights, sums = self.layouts.weights(index), self.layouts.reduction(index).sums
-        taps = self.stages.taps.backward(index) is not None
-        return self.stages.program(
-            name,
-            index,
-            adding,
-            (weights, *inputs, sums, FACTOR),
-            (len(inputs) + 1,),
-            with_sums(self.layouts, index, returns=returns is not None, taps=taps),
-        )
+        layouts, results = self.layouts, None
+        if (sums := layouts.sums(index)) is not None:
+            taps = self.stages.taps.backward(index) is not None
+            results = (layouts.plans[index].group.split(0), sums, *(layouts.of_taps(index),) * taps)
+        arguments = (layouts.weights(index), *inputs, layouts.reduction(index).sums, FACTOR)
+        return self.stages.program(name, index, adding, arguments, (len(inputs) + 1,), results)
 
     def zeros(self, index: int) -> Program:
         """The gradient accumulators of a stage, all zero."""
-        reduction = self.layouts.reduction(index)
-        return self.stages.program(
-            "zeros", index, reduction.zeros, (), (), with_sums(self.layouts, index)
-        )
+        zeros, results = self.layouts.reduction(index).zeros, self.layouts.sums(index)
+        return self.stages.program("zeros", index, zeros, (), (), results)
 
     def update_part(self, name: str, index: int) -> Program:
         """One stage's part of the update, whose first argument are the values that it replaces.

@@ -17,7 +17,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace._compat.jaxpr import Equation, Graph, Var, inner_scopes, scope, variables
+from millrace._compat.jaxpr import (
+    Equation,
+    Graph,
+    Var,
+    first_needs,
+    inner_scopes,
+    scope,
+    variables,
+)
 from millrace.errors import ModelError
 
 MODEL_SCOPE = "mr.model"
@@ -141,23 +149,7 @@ def _with_first_uses(
 ) -> list[int]:
     """Puts equations that still have no stage where their results are first needed."""
     results = {var: last for var in variables(graph.outvars) if var not in state}
-    used, _ = _needs(graph, stages, results)
+    used, _ = first_needs(graph, stages, results)
     renewed = {new: used.get(old, last) for new, old in state.items()}
-    _, complete = _needs(graph, stages, {**results, **renewed})
+    _, complete = first_needs(graph, stages, {**results, **renewed})
     return [last if stage is None else stage for stage in complete]
-
-
-def _needs(
-    graph: Graph, stages: Sequence[int | None], results: Mapping[Var, int]
-) -> tuple[dict[Var, int], list[int | None]]:
-    """Returns the first stage that needs each variable, and the stages with those that follow."""
-    needed = dict(results)
-    complete: list[int | None] = []
-    for equation, stage in zip(reversed(graph.equations), reversed(stages), strict=True):
-        if stage is None:
-            stage = min((needed[var] for var in equation.outvars if var in needed), default=None)
-        complete.append(stage)
-        if stage is not None:
-            for var in variables(equation.invars):
-                needed[var] = min(stage, needed.get(var, stage))
-    return needed, complete[::-1]

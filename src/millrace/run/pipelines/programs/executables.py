@@ -35,6 +35,11 @@ from millrace.run.pipelines.programs.imported_stages import (
     is_exchangeable,
 )
 from millrace.run.pipelines.programs.replica_builder import ReplicaStageBuilder
+from millrace.run.pipelines.programs.stage_programs import (
+    Orders,
+    StagePrograms,
+    pipeline_programs,
+)
 from millrace.run.pipelines.programs.stages import StageLayouts, StageSource, trace_stages
 
 # builder, name, stage, whether non-finite values are looked for
@@ -57,25 +62,55 @@ class StageExecutables:
         calls: Sequence[LayerCall],
         marks_for: Callable[[BatchSpec], Marks],
         groups: Sequence[DeviceGroup],
+        orders: Orders,
         log: CompileLog,
         pipelining: Pipelining,
-        identity: ObjectNumbers = (),
-        exports: Exports | None = None,
+        identity: ObjectNumbers,
+        exports: Exports,
     ):
         self._model = model
         self._calls = calls
         self._marks_for = marks_for  # may trace the model
-        self.groups = tuple(groups)  # of each stage
+        self.groups, self.orders = tuple(groups), orders  # of each stage; of an update's tasks
         self._marks: Marks | None = None  # for the first batch, and all after it
         self._log = log
         self._pipelining = pipelining
-        self._exports = exports or Exports()
-        self._finder = ProgramFinder(log, self._exports)
+        self._exports = exports
+        self._finder = ProgramFinder(log, exports)
         self._keys = ModelKeys(model, identity)
         self._boundaries = IgnoredBoundaries(model.name)
         self._builders: dict[Any, StageBuilder] = {}
         self._layers_of: dict[int, tuple[str, ...]] = {}
         self._executables: dict[ExecutableKey, Executable] = {}
+
+    @fewer_collections()  # while the passes of stages and the update are traced
+    def compiled(self, plan: Plan, state: State, is_first: bool) -> StageBuilder:
+        """Compiles the programs of micro-batches in parallel, and returns their builder.
+
+        Args:
+            plan: of the mode, with a batch.
+            state: the state, or its specs, as Keras has it.
+            is_first: whether updates run the programs of this shape.
+        """
+        builder = self.builder(plan, state)
+        self.prepare(builder, pipeline_programs(builder, self.orders, is_first))
+        return builder
+
+    def programs(self, plan: Plan, state: State) -> StagePrograms:
+        """Returns the programs that an update runs.
+
+        Args:
+            plan: of training, with a batch.
+            state: specs of the state, as Keras has it.
+        """
+        builder = self.compiled(plan, state, is_first=True)
+        executables = {
+            (name, stage): self.find(builder, name, stage)
+            for name, stage in pipeline_programs(builder, self.orders, is_first=True)
+            if self.groups[stage].local
+        }
+        _, order = self.orders.of(plan.accumulation.steps)
+        return StagePrograms(builder, self.groups, order, executables)
 
     def builder(self, plan: Plan, state: State) -> StageBuilder:
         """Returns the builder of a plan's programs. Traces one step if the plan is new."""

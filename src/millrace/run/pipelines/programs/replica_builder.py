@@ -115,7 +115,7 @@ class ReplicaStageBuilder(StageBuilder):
 
     def backward(self, index: int) -> Program:
         """The gradients of one micro-batch of each replica, added to the accumulators."""
-        return self._pass(index, super().backward(index), result=1)
+        return self._pass(index, super().backward(index))
 
     def backward_input(self, index: int) -> Program:
         """The half of backward that computes cotangents, for which earlier stages wait."""
@@ -127,8 +127,7 @@ class ReplicaStageBuilder(StageBuilder):
 
     def backward_weight(self, index: int) -> Program:
         """The other half of backward: the gradients, added to the accumulators."""
-        result = None if self.stages.taps.backward(index) is None else 0
-        return self._pass(index, super().backward_weight(index), result)
+        return self._pass(index, super().backward_weight(index))
 
     def zeros(self, index: int) -> Program:
         """The gradient accumulators of a stage's replicas, all zero."""
@@ -183,34 +182,28 @@ class ReplicaStageBuilder(StageBuilder):
         program = self.stages.program("logs", index, logs, (metrics,), ())
         return replace(program, results=plan.group.whole)
 
-    def _pass(self, index: int, program: Program, result: int | None) -> Program:
+    def _pass(self, index: int, program: Program) -> Program:
         """Returns the program of a pass that accumulates gradients, on every replica.
 
         Args:
             index: of the stage.
             program: of one replica. Its last two arguments are the accumulated gradients, to which
                 only replicas with a batch add, and the coefficient, which all replicas share.
-            result: index of the accumulated gradients among the results, before the tapped values;
-                None: they are the only result.
         """
         taps = self.layouts.tap_spec(index)
 
         def run(*arguments: Any) -> Any:
             *others, steps = arguments
-            results, (before, _) = program.function(*others), others[-2:]
-            added = results if result is None else results[result]
+            (returned, added, *tapped), (before, _) = program.function(*others), others[-2:]
             _, active = _position(steps)
             # Chosen, not multiplied: what was computed on arbitrary values may be NaN.
             kept = [jnp.where(active, n, o) for n, o in zip(added, before, strict=True)]
-            if result is None:
-                return kept
-            tapped = (across_rounds(arrays, taps is WHOLE) for arrays in results[result + 1 :])
-            return (*results[:result], kept, *tapped)
+            return returned, kept, *(across_rounds(arrays, taps is WHOLE) for arrays in tapped)
 
         kinds = (WHOLE, *(OWN for _ in program.arguments[1:-1]), WHOLE, WHOLE)
         results: Kinds = OWN
-        if result is not None and self.stages.taps.backward(index) is not None:
-            results = (*(OWN,) * (result + 1), taps)
+        if self.stages.taps.backward(index) is not None:
+            results = (OWN, OWN, taps)
         return self._on_replicas(index, program, run, kinds, results)
 
     def _on_replicas(

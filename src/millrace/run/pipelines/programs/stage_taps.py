@@ -79,12 +79,6 @@ class StageTaps:
         self._taps_gradients = plan.mode is Mode.TRAIN and taps_gradients
         self._of_backward: dict[int, Bundle | None] = {}
 
-    @property
-    def iterations(self) -> int:
-        """Index of the value of the optimizer that counts updates."""
-        optimizer = self._model.optimizer
-        return next(k for k, v in enumerate(optimizer.variables) if v is optimizer.iterations)
-
     def forward(self, index: int) -> Bundle | None:
         """The values that a stage's forward taps."""
         return bundle_of(self._split.taps, self._split.stages[index].taps, index)

@@ -7,7 +7,7 @@ Stages are traced here, or imported from another process: see `imported_stages.p
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from millrace.programs.replicas.placement import layout_of
 from millrace.programs.replicas.reduce import GradientReduction
 from millrace.programs.steps.accumulate import Accumulator, make_accumulator
 from millrace.programs.steps.offload import with_host_layouts
-from millrace.programs.steps.program import Program
+from millrace.programs.steps.program import Program, batch_specs
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import prepared
 from millrace.run.pipelines.assignment.layer_calls import LayerCall
@@ -54,15 +54,16 @@ class Stages:
             plan: of the mode and batch; its device is not used.
             state: specs of the state.
             split: the traced step, cut into stages.
-            passes: returns the passes of a stage; called once for each.
+            passes: returns the passes of a stage by its number; called once for each.
             update: returns the update by stage; called once.
         """
         self.model, self.plan, self.split = model, plan, split
         self.specs = state
-        self.batch = batch_specs(plan)
+        self.batch: list[Spec] = jax.tree.leaves(batch_specs(plan.batch))
         self.taps = StageTaps(model, plan, split)
-        self._make_passes, self._make_update = passes, update
-        self._passes: dict[int, Passes] = {}
+        # Of a stage, by its number, which is differentiated once.
+        self.passes: Callable[[int], Passes] = cache(passes)
+        self._make_update = update
 
     @cached_property
     def trainable(self) -> list[keras.Variable]:
@@ -73,12 +74,6 @@ class Stages:
     def update(self) -> SplitUpdate:
         """The update by stage."""
         return self._make_update()
-
-    def passes(self, stage: int) -> Passes:
-        """Returns the passes of a stage, which is differentiated once."""
-        if stage not in self._passes:
-            self._passes[stage] = self._make_passes(stage)
-        return self._passes[stage]
 
     def accumulator(self, stage: Stage) -> Accumulator:
         """Returns the accumulator of the gradients of a stage's weights."""
@@ -147,8 +142,8 @@ def trace_stages(
         marks: the stage of each.
         state: specs of the state of one replica.
     """
-    tree = jax.tree.unflatten(plan.batch.treedef, batch_specs(plan))
-    split = split_step(model, plan.mode, calls, marks, state, tree, plan.step_logs, plan.taps)
+    batch = batch_specs(plan.batch)
+    split = split_step(model, plan.mode, calls, marks, state, batch, plan.step_logs, plan.taps)
     platform = plan.group.platform
 
     def passes(stage: int) -> Passes:
@@ -160,12 +155,6 @@ def trace_stages(
         )
 
     return Stages(model, plan, state, split, passes, update)
-
-
-def batch_specs(plan: Plan) -> list[Spec]:
-    """Returns the specs of the leaves of a batch."""
-    shapes = zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 
 
 def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
@@ -238,6 +227,17 @@ class StageLayouts:
         variables = [self._stages.trainable[weight] for weight in weights if accumulates]
         return GradientReduction(variables, plan)
 
+    def sums(self, index: int) -> list[Layout] | None:
+        """Returns the layouts of a stage's gradient accumulators; None if none is offloaded.
+
+        Then no other result of their program needs one, either. Else all do: JAX would otherwise
+        give results the memory of arguments of another kind.
+        """
+        plan = self.plans[index]
+        if not plan.offload.accumulators:
+            return None
+        return [layout or plan.group.split(0) for layout in self.reduction(index).host_layouts]
+
     def tap_spec(self, index: int) -> PartitionSpec:
         """Returns the partition of a stage's tapped values; each process has all of its stages'."""
         is_local = self.plans[index].group.is_local
@@ -255,27 +255,3 @@ def moves(plan: Plan) -> bool:
     """Whether any state is offloaded to host memory between its uses."""
     offload = plan.offload
     return bool(offload.optimizer_state or offload.accumulators or offload.weights)
-
-
-def with_sums(
-    layouts: StageLayouts, index: int, returns: bool = False, taps: bool = False
-) -> LayoutTree:
-    """Returns the layouts of a pass's results, one of which are the gradient accumulators.
-
-    Either all results have a layout or none: JAX would otherwise give results the memory of
-    arguments of another kind.
-
-    Args:
-        layouts: of all stages.
-        index: of the stage.
-        returns: whether cotangents come before the accumulators.
-        taps: whether tapped values come after them.
-    """
-    plan = layouts.plans[index]
-    if not plan.offload.accumulators:
-        return None
-    split = plan.group.split(0)
-    sums = [layout or split for layout in layouts.reduction(index).host_layouts]
-    if not (returns or taps):
-        return sums
-    return (*(split,) * returns, sums, *(layouts.of_taps(index),) * taps)

@@ -319,7 +319,6 @@ class Permute:
             target if target.process_index == jax.process_index() else source
         )
         self._receives = target.process_index == jax.process_index()
-        self._rebuild = Assembly(self._here)
         self._programs: dict[_Key, _Program] = {}
 
     def move(self, arrays: list[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:

@@ -33,7 +33,7 @@ from millrace.run.pipelines.runtime.micro_batches import (
     micro_batches,
     next_update,
 )
-from millrace.run.pipelines.runtime.shapes import PipelineDryRun, Shapes
+from millrace.run.pipelines.runtime.shapes import Shapes
 from millrace.run.pipelines.runtime.stage_state import StageState
 from millrace.run.pipelines.runtime.taps import TapCollector
 from millrace.run.pipelines.runtime.tasks import task_error
@@ -58,9 +58,9 @@ class PipelineRunner:
             shapes: the executables for each shape of micro-batches.
             tap_sink: takes tapped values, while an execution runs.
         """
-        plan, compiled = shapes.plan, shapes.compiled
-        self._shapes, self._plan, self._compiled = shapes, plan, compiled
-        self._groups = compiled.groups
+        plan, executables = shapes.plan, shapes.executables
+        self._shapes, self._plan, self._executables = shapes, plan, executables
+        self._groups = executables.groups
         self._last = len(self._groups) - 1  # stage
         self._replicas = plan.replicas
         self._spans_processes = any(not group.is_local for group in self._groups)
@@ -71,11 +71,12 @@ class PipelineRunner:
         # Separate from the results of `run`: micro-batches without a result have taps, too.
         self._taps = TapCollector(plan, self._groups, tap_sink)
         self._probes: deque[ArrayTree] = deque()
-        self._measured = MeasuredPipeline(self._groups, compiled.orders.name)
+        self._measured = MeasuredPipeline(self._groups, executables.orders.name)
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
         self.dispatches = 0
         self.is_timed = True  # every task is, always
+        self.tracer: Tracer | None = None
         self.statistics = PipelineStatistics()
         # The newest state of a running execution; the one that stays if the execution fails.
         self.state: State | None = None
@@ -89,6 +90,7 @@ class PipelineRunner:
         """
         self.state, self._values, self._task_seconds = state, None, []
         self._taps.forget()
+        self._measured.tracer = self.tracer
         self._in_flight = (0,) * len(self._groups)
         try:
             results, steps = self._run(state, execution.slices)
@@ -160,23 +162,14 @@ class PipelineRunner:
         return self.statistics.dispatch_seconds
 
     @property
-    def tracer(self) -> Tracer | None:
-        """Chooses the updates that leave a trace; None if the run writes no records."""
-        return self._measured.tracer
-
-    @tracer.setter
-    def tracer(self, tracer: Tracer | None) -> None:
-        self._measured.tracer = tracer
-
-    @property
     def halted(self) -> Halted | None:
         """The update before which the last execution ended, if one was not applied."""
         return self._taps.halted
 
-    def dry_run(self, single_steps: bool | None = None) -> PipelineDryRun:
+    def dry_run(self, single_steps: bool | None = None) -> Shapes:
         """Returns the dry run of this runner; executions of any length run the same tasks."""
         del single_steps
-        return PipelineDryRun(self._shapes)
+        return self._shapes
 
     def extend_records(self, steps: int) -> None:
         """Does nothing: each micro-batch has its own result."""
@@ -204,7 +197,7 @@ class PipelineRunner:
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""
         first = batches[0].shape
-        schedule, order = self._compiled.orders.of(len(batches))
+        schedule, order = self._executables.orders.of(len(batches))
         measured = self._measured
         measurement = measured.update(schedule, self._probes)
         tasks = UpdateTasks(self._plan, batches, state)
@@ -295,7 +288,7 @@ class PipelineRunner:
         """Returns the logs of the last step, computed from the metrics."""
         builder, last, logs = self._shapes.first().builder, self._last, None
         if self._groups[last].local:
-            run = self._compiled.executables.find(builder, "logs", last)
+            run = self._executables.find(builder, "logs", last)
             logs = run(*state.metrics())
         return self._kept.share_result(logs, last, lambda: builder.program("logs", last))
 

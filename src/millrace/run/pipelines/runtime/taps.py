@@ -21,6 +21,7 @@ from millrace.base.records.tensors import COUNTS
 from millrace.errors import TapError
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.state import State
+from millrace.programs.steps.tapped_step import update_count
 from millrace.programs.taps.entries import CallResult, Taps
 from millrace.programs.taps.taps import Tapped
 from millrace.programs.taps.tensors import Rows
@@ -63,12 +64,12 @@ class TapCollector:
     def begin(self, state: State, shape: Shape) -> None:
         """Reads the update count from the state with which an execution begins."""
         if self._every > 1:
-            self._count.begin(state.optimizer[shape.builder.stages.taps.iterations])
+            self._count.begin(state.optimizer[update_count(shape.builder.stages.model.optimizer)])
 
     def end(self, state: State, shape: Shape) -> None:
         """Remembers which value of the state is the update count after an execution."""
         if self._every > 1:
-            self._count.end(state.optimizer[shape.builder.stages.taps.iterations])
+            self._count.end(state.optimizer[update_count(shape.builder.stages.model.optimizer)])
 
     def before(self, state: StageState) -> Callable[[], None] | None:
         """Saves the changing state before an update that may be halted; returns how to restore."""

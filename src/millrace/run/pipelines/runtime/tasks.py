@@ -14,7 +14,7 @@ from millrace.run.pipelines.programs.builder import StageBuilder
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.stage_state import StageState
-from millrace.run.pipelines.runtime.transfer import Copies, Sent, ToAll, routes
+from millrace.run.pipelines.runtime.transfer import Sent, ToAll, copies_to, routes
 from millrace.run.schedules.task import Schedule, Task
 from millrace.run.schedules.text import grid
 from millrace.run.timing.marker import markers
@@ -35,7 +35,8 @@ def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceErro
     return TaskError(f"Task {task} failed: {where}. {type(error).__name__}: {error}\n{drawing}")
 
 
-FindExecutable = Callable[[str, int], Executable]  # by the name of a program and its stage
+# By the name of a program and its stage; keeps what it has found.
+FindExecutable = Callable[[str, int], Executable]
 
 
 class StageTasks:
@@ -61,7 +62,7 @@ class StageTasks:
         self._find = find
         group = groups[index]
         self.is_here = bool(group.local)
-        self._copies = Copies(group) if self.is_here else None
+        self._copies = copies_to(group) if self.is_here else None
         values = builder.stages.split.values
         sent = [Sent(k, number, values[number].consumers) for k, number in enumerate(stage.sent)]
         self._routes = routes(sent, builder, index, groups)
@@ -73,7 +74,6 @@ class StageTasks:
             self._result_specs = specs[2][: len(stage.results)]
         self._forward_taps = builder.stages.taps.forward(index)
         self._backward_taps = builder.stages.taps.backward(index)
-        self._executables: dict[str, Executable] = {}
         if mode is not Mode.TRAIN:
             self._held: list[tuple[int, int]] | None = None
             return
@@ -98,9 +98,9 @@ class StageTasks:
         stage, index = self._stage, self._index
         sent, results = None, None
         if self._copies is not None:
-            batch = self._batch(leaves)
+            batch = [self._copies.from_host(leaves[leaf]) for leaf in stage.batch]
             carried = buffers.take_carried(index, micro_batch, stage.carried)
-            run = self._executables.get("forward") or self._get("forward")
+            run = self._find("forward", index)
             sent, state.changing[index], results, residuals = run(
                 state.weights[index],
                 state.fixed[index],
@@ -136,14 +136,9 @@ class StageTasks:
             return
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
-        run = self._executables.get("backward") or self._get("backward")
-        returned, sums[index], *taps = run(
-            state.weights[index], held, cotangents, sums[index], weight, *steps
-        )
-        if self._backward_taps is not None:
-            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
-        if buffers.measurement is not None:
-            buffers.measurement.ran(cotangents, returned[:1] or markers(sums[index]))
+        run = self._find("backward", index)
+        results = run(state.weights[index], held, cotangents, sums[index], weight, *steps)
+        returned = self._add(micro_batch, results, buffers, sums, cotangents)
         self._answer(micro_batch, returned, buffers)
 
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
@@ -157,7 +152,7 @@ class StageTasks:
         returned: Arrays = []
         kept: Arrays = []
         if passes.returns:  # the first stage returns no cotangents: it has only the other half
-            run = self._executables.get("backward_input") or self._get("backward_input")
+            run = self._find("backward_input", index)
             returned, kept = run(state.weights[index], held, cotangents)
             self._answer(micro_batch, returned, buffers)
         left = (
@@ -182,37 +177,40 @@ class StageTasks:
         index = self._index
         if not self.is_here:
             return
-        run = self._executables.get("backward_weight") or self._get("backward_weight")
+        run = self._find("backward_weight", index)
         kept = buffers.take_kept(index, micro_batch)
-        result = run(state.weights[index], *kept, sums[index], weight, *steps)
+        results = run(state.weights[index], *kept, sums[index], weight, *steps)
+        self._add(micro_batch, results, buffers, sums, ())
+
+    def _add(
+        self,
+        micro_batch: int,
+        results: tuple[Arrays, ...],
+        buffers: Buffers,
+        sums: list[Arrays],
+        inputs: Sequence[jax.Array],
+    ) -> Arrays:
+        """Keeps the new sums of a backward and what it has tapped; returns its cotangents."""
+        returned, sums[self._index], *tapped = results
         if self._backward_taps is not None:
-            result, taps = result
-            buffers.tapped.append((micro_batch, self._backward_taps, taps))
-        sums[index] = result
+            buffers.tapped.append((micro_batch, self._backward_taps, tapped[0]))
         if buffers.measurement is not None:
-            buffers.measurement.ran((), markers(result))
+            buffers.measurement.ran(inputs, returned[:1] or markers(sums[self._index]))
+        return returned
 
     def zeros(self) -> Arrays:
         """Returns the gradient accumulators of the stage; none if it is in another process."""
-        if not self.is_here:
-            return []
-        run = self._executables.get("zeros") or self._get("zeros")
-        return run()
+        return self._find("zeros", self._index)() if self.is_here else []
 
     def reduce_replicas(self, sums: list[Arrays], state: StageState, steps: np.ndarray) -> None:
         """Adds up the results of an update over replicas, in `sums[stage]` and in the state."""
         index = self._index
         if not self.is_here:
             return
-        run = self._executables.get("reduce_replicas") or self._get("reduce_replicas")
+        run = self._find("reduce_replicas", index)
         by_replica = state.values_by_replica(index)
         sums[index], by_replica, whole = run(sums[index], by_replica, steps)
         state.reduce_replicas(index, by_replica, whole)
-
-    def _batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
-        """Starts the copies of the leaves of a batch that the stage reads."""
-        assert self._copies is not None  # noqa: S101 - the stage is in this process
-        return self._copies.batch([leaves[leaf] for leaf in self._stage.batch])
 
     def _hold(self, micro_batch: int, buffers: Buffers, sources: tuple[Arrays, ...]) -> None:
         """Leaves the arrays of a forward that its backward needs."""
@@ -238,7 +236,3 @@ class StageTasks:
         for route in self._answers:
             for array, (_, number, (producer,)) in route.carry(returned):
                 buffers.answer(producer, micro_batch, (number, self._index), array)
-
-    def _get(self, name: str) -> Executable:
-        executable = self._executables[name] = self._find(name, self._index)
-        return executable

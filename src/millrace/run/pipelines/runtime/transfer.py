@@ -6,16 +6,16 @@
 Every process that has a device of either stage creates the edge, and calls `move` as often and in
 the same order as the others. No call waits for the other processes or for the arrays.
 
-Copies    within this process
-Edge      between processes; those that have a device of either group call it together
-ToAll     from the group of a stage to every process that has no device of it
+copies_to   within this process
+Edge        between processes; those that have a device of either group call it together
+ToAll       from the group of a stage to every process that has no device of it
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from millrace._compat.jax_arrays import DeviceCopies
@@ -46,9 +46,8 @@ class Edge:
         here = jax.process_index()
         pairs = list(enumerate(zip(source.devices, target.devices, strict=True)))
         self._sharding: Sharding = target.split(0)
-        self._assemblies: dict[Sharding, Assembly] = {}
+        self._assembly = cache(Assembly)  # by sharding
         self._is_split = target.replicas > 1
-        self._replicas = target.replicas
         sends = {replica: index for index, replica in enumerate(source.local)}
         # Replicas of which this process has an end, each with its index among the local shards.
         self._links = [
@@ -98,11 +97,6 @@ class Edge:
             for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
         ]
 
-    def _assembly(self, sharding: Sharding) -> Assembly:
-        if sharding not in self._assemblies:
-            self._assemblies[sharding] = Assembly(sharding)
-        return self._assemblies[sharding]
-
 
 # Takes arrays on one group and returns them on another; None in a process without that group.
 MoveArrays = Callable[[Arrays | None, Specs], Arrays | None]
@@ -114,19 +108,9 @@ def on_device(value: jax.Array, device: jax.Device) -> jax.Array:
     return value if value.devices() == {device} else jax.device_put(value, device)
 
 
-class Copies:
-    """Starts copies to one group; with replicas, of arrays `[replicas, ...]`."""
-
-    def __init__(self, group: DeviceGroup):
-        self._copies = DeviceCopies(group.split(0), group.local)
-
-    def batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
-        """Copies leaves of a batch from host memory."""
-        return [self._copies.from_host(leaf) for leaf in leaves]
-
-    def values(self, arrays: Arrays) -> Arrays:
-        """Copies arrays from another stage."""
-        return self._copies.from_device(arrays)
+def copies_to(group: DeviceGroup) -> DeviceCopies:
+    """Returns the copies to one group within this process; with replicas, of `[replicas, ...]`."""
+    return DeviceCopies(group.split(0), group.local)
 
 
 def takes_part(*groups: DeviceGroup) -> bool:
@@ -139,8 +123,8 @@ def make_move(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
     if source == target:
         return lambda arrays, specs: arrays
     if source.is_local and target.is_local:
-        copies = Copies(target)
-        return lambda arrays, specs: copies.values(arrays or [])
+        copies = copies_to(target)
+        return lambda arrays, specs: copies.from_device(arrays or [])
     return Edge(source, target).move
 
 

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace.base.devices import DeviceGroup
-from millrace.compilation.executables.executable import Executable
 from millrace.run.pipelines.programs.builder import UPDATE_PARTS, StageBuilder, arguments_of
 from millrace.run.pipelines.programs.split import Arrays, Slot
 from millrace.run.pipelines.programs.split_update import UpdatePart
@@ -131,8 +130,10 @@ class StageUpdate:
             if groups[stage].local:
                 self._parts[name][stage] = part
         self._moves = UpdateMoves(builder, groups)
-        # By name and stage, each with the slots whose memory the results take over, and others.
-        self._calls: dict[tuple[str, int], tuple[Executable, list[Slot], list[Slot]]] = {}
+        # By name and stage, the slots whose memory the results take over, and others.
+        self._slots = {
+            key: arguments_of(self._update, part) for key, part in self._update.parts.items()
+        }
         self.tapped: list[tuple[Bundle, Arrays]] = []  # by the last update
         self._taps = {
             stage: bundle_of(self._update.taps, part.taps, stage)
@@ -176,7 +177,9 @@ class StageUpdate:
         inputs = {stage: self._inputs(part, stage, values, state) for stage, part in parts.items()}
         probes: Arrays = []
         for stage, part in parts.items():
-            *outputs, probe = self._call(name, stage, part, inputs[stage])
+            (replaced, others), of = self._slots[name, stage], inputs[stage]
+            run = self._find(name, stage)
+            *outputs, probe = run([of[slot] for slot in replaced], [of[slot] for slot in others])
             probes.append(probe)
             if name == "final" and (taps := self._taps[stage]) is not None:
                 self.tapped.append((taps, outputs[len(part.outputs) :]))
@@ -201,12 +204,3 @@ class StageUpdate:
             else:
                 inputs[slot] = state.lay(values[slot, None], slot, stage)
         return inputs
-
-    def _call(
-        self, name: str, stage: int, part: UpdatePart, inputs: dict[Slot, jax.Array]
-    ) -> Arrays:
-        if (name, stage) not in self._calls:
-            slots = arguments_of(self._update, part)
-            self._calls[name, stage] = (self._find(name, stage), *slots)
-        run, replaced, others = self._calls[name, stage]
-        return run([inputs[slot] for slot in replaced], [inputs[slot] for slot in others])

@@ -1,7 +1,10 @@
 """The programs that a pipeline runs, in the order in which its tasks need them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
+from millrace.base.devices import DeviceGroup
+from millrace.compilation.executables.executable import Executable
 from millrace.programs.plan import Mode
 from millrace.run.pipelines.programs.builder import UPDATE_PARTS, StageBuilder
 from millrace.run.schedules.simulate import merged
@@ -30,6 +33,16 @@ class Orders:
             schedule = self._make_schedule(num_micro_batches)
             self._orders[num_micro_batches] = schedule, merged(schedule)
         return self._orders[num_micro_batches]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrograms:
+    """All programs that one update of a pipeline runs."""
+
+    builder: StageBuilder
+    groups: tuple[DeviceGroup, ...]  # of each stage
+    order: tuple[Task, ...]  # of the tasks of the update
+    executables: Mapping[tuple[str, int], Executable]  # by name and stage, of those here
 
 
 # Those of an update of the weights, by name.
