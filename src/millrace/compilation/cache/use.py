@@ -201,8 +201,6 @@ def _use(root: pathlib.Path | None, why_not: str) -> None:
     moved = f", no longer in {before.root}" if before is not None and before.root != root else ""
     if not jax_cache.is_enabled():
         _say("Executables are not cached: JAX has jax_enable_compilation_cache=False.")
-    elif not jax_cache.takes_stores():
-        _say(f"Executables are cached in {root}{moved}, as files of JAX's own without a limit.")
     else:
         _say(f"Executables of this process are cached in {root}{moved}.")
 
