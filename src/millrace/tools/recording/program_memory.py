@@ -47,7 +47,7 @@ def program_memory(new: NewExecutable, module: Module) -> ProgramMemory:
         model=record.model,
         program=record.program,
         key=record.key,
-        stage=_stage(record.program),
+        stage=stage_of(record.program),
         devices=tuple(map(str, devices)),
         recomputation=_recomputation(plan, _in_order(analyzed.recomputed, names)),
         requirement=analyzed.requirement,
@@ -73,7 +73,8 @@ def _labels(new: NewExecutable) -> ProgramLabels:
     return NoLabels()
 
 
-def _stage(program: str) -> int:
+def stage_of(program: str) -> int:
+    """Returns the stage that a program is of; 0 for a model in one piece."""
     _, of_stage, number = program.rpartition(" of stage ")
     return int(number) if of_stage and number.isdecimal() else 0
 

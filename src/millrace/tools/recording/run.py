@@ -31,7 +31,6 @@ from millrace.tools.recording.in_use import take
 from millrace.tools.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names
 from millrace.tools.recording.page import RunPage
-from millrace.tools.reports.page import write_page
 
 logger = logging.getLogger("millrace")
 
@@ -50,7 +49,7 @@ class RecordedRun:
         self.directory = RunDirectory(path, process_index())
         _check_alone(path)
         self.pid = os.getpid()
-        self.page = RunPage(self.directory, write_page) if process_index() == 0 else None
+        self.page = RunPage(self.directory) if process_index() == 0 else None
         self.open_loops: list[LoopWriter] = []  # closed at the end of the process
         self.compilations: set[CompileRecord] = set()  # that calls of models have written
         self._process: ProcessRecord | None = None
