@@ -16,6 +16,7 @@ from millrace.programs.plan import Mode
 from millrace.run.compiled_loop.dry_run import LoopPrograms
 from millrace.run.compiled_loop.protocol import Runner
 from millrace.run.fit.controller import Controller
+from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.setup import Setup
 from millrace.run.memory.pieces import piece_memory
 from millrace.run.memory.stage_memory import pipeline_memory
@@ -47,6 +48,11 @@ def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
     state = state_specs(controller.model, Mode.TRAIN)
     programs = dry_run_of(controller, runner, batches).programs(state, execution)
     return needs_of(programs, controller.setup)
+
+
+def training_needs(controller: Controller, batches: Batches) -> Needs:
+    """Compiles a training anew, beside the functions that its model has, and returns its needs."""
+    return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
 
 
 def needs_of(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:

@@ -6,7 +6,7 @@ budget=3000 or more, or keep the budget with one of these changes, each compiled
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from millrace.base.records.memory import NO_LAYER, LiveBuffer, bytes_text
@@ -28,8 +28,6 @@ def explained_refusal(
     error: OverBudgetError,
     controller: Controller,
     batches: Batches,
-    needs: Callable[[Controller, Batches], Needs],
-    tick: Callable[[str], object],
 ) -> OverBudgetError:
     """Returns the refusal of a budget with its reasons, unless it has them already.
 
@@ -37,15 +35,13 @@ def explained_refusal(
         error: without them.
         controller: of the model.
         batches: of the training.
-        needs: compiles the training of a controller, and returns its needs.
-        tick: called with the code of each change before it is compiled.
     """
     if error.programs is None:
         return error
     least = needs_of(_programs(error), controller.setup)
     devices = with_limits(least.devices, controller.setup, error.nbytes)
     fullest = max(devices, key=lambda device: device.peak)
-    changes = _changes(error, controller, batches, replace(least, devices=devices), needs, tick)
+    changes = _changes(error, controller, batches, replace(least, devices=devices))
     # The other processes have their own devices, one of which may be the fullest of all.
     owner = "The fullest device of this process" if controller.setup.spans_processes else "It"
     details = f"{owner} {_at_the_peak(fullest)} {advice(error.least)}{_alternatives(changes)}"
@@ -65,8 +61,6 @@ def _changes(
     controller: Controller,
     batches: Batches,
     least: Needs,
-    needs: Callable[[Controller, Batches], Needs],
-    tick: Callable[[str], object],
 ) -> tuple[MemoryChange, ...]:
     """Returns changes with which the budget is kept, or else the nearest one."""
     model, setup = controller.model, controller.setup
@@ -75,9 +69,7 @@ def _changes(
     recomputation = replace(setup.options.recomputation, budget=error.nbytes)
     in_bytes = controller.variant(replace(setup.options, recomputation=recomputation))
     report = MemoryReport(model.name, str(batches.spec), least.devices)
-    return cheapest_changes(
-        in_bytes, batches, report, least, error.nbytes, needs, tick, MOST_SECONDS
-    )
+    return cheapest_changes(in_bytes, batches, report, least, error.nbytes, MOST_SECONDS)
 
 
 def _at_the_peak(device: DeviceMemory) -> str:

@@ -10,16 +10,15 @@ cut by time      [a]   [b     c    d]     stages take 3 ms and 5 ms: kept if mea
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millrace.programs.plan import BatchSpec, Mode
+from millrace.programs.plan import BatchSpec
 from millrace.run.fit.controller import Controller
-from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.assignment import Assignment
 from millrace.run.pipelines.assignment.balance import balanced, balanced_by, call_flops
 from millrace.run.pipelines.assignment.layer_calls import find_calls
 from millrace.run.pipelines.runtime.shapes import StagePrograms
 from millrace.run.precompile.precompile import Batches
-from millrace.tools.memory_report.needs import measure
+from millrace.tools.memory_report.needs import training_needs
 from millrace.tools.planning.alternatives import base, of_assignment
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.measuring import stage_seconds
@@ -65,7 +64,7 @@ class MeasuredCut:
         self.tick(f"timing the stages of {update.layout}")
         variant = self.controller.variant(options_of(update, setup.options), layout.stages)
         batches = Batches(self.spec.of_rows(update.batch_size), update.steps_per_execution)
-        programs = measure(variant, LoopFunction(variant, Mode.TRAIN).runner(), batches).programs
+        programs = training_needs(variant, batches).programs
         assert isinstance(programs, StagePrograms)  # noqa: S101
         return stage_seconds(programs)
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from millrace.base.records.training_plan import Alternative, UpdatePlan
-from millrace.programs.plan import BatchSpec, Mode
+from millrace.programs.plan import BatchSpec
 from millrace.run.fit.controller import Controller
-from millrace.run.fit.functions import LoopFunction
 from millrace.run.precompile.precompile import Batches
-from millrace.tools.memory_report.needs import Needs, measure
+from millrace.tools.memory_report.needs import Needs, training_needs
 from millrace.tools.planning.alternatives import PlannedLayout
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted, with_extra
@@ -130,7 +129,7 @@ class UpdateTrials:
         what = f"replicas x stages = {update.layout}{parts}"
         self.tick(f"compiling training {self.compilations}{total}: {what}")
         variant, batches = self._variant(layout, update)
-        return measure(variant, LoopFunction(variant, Mode.TRAIN).runner(), batches)
+        return training_needs(variant, batches)
 
     def _variant(self, layout: PlannedLayout, update: UpdatePlan) -> tuple[Controller, Batches]:
         options = options_of(update, self.controller.setup.options)
