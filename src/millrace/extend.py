@@ -141,12 +141,10 @@ from millrace.base.records.trace import ExecutionTrace as ExecutionTrace
 # Patches of Keras, JAX and Python: put in, listed by `patches_in`, and taken out.
 from millrace._compat.patches import Patch as Patch
 from millrace._compat.patches import While as While
-from millrace._compat.patches import add as add
 from millrace._compat.patches import patches_in as patches_in
 from millrace._compat.patches import put_in as put_in
 from millrace._compat.patches import replace as replace
 from millrace._compat.patches import take_out as take_out
-from millrace._compat.patches import take_out_all as take_out_all
 
 # Commands that start scripts.
 from millrace.tools.cli.launch import LaunchOptions as LaunchOptions

@@ -33,7 +33,3 @@ def test_the_platform_does_not_start_the_devices(monkeypatch):
         assert jax_cache.platform() == "cpu"
     finally:
         jax.config.update("jax_platforms", before)
-
-
-def test_this_jax_takes_stores():
-    assert jax_cache.takes_stores()

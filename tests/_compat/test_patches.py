@@ -317,5 +317,5 @@ def test_one_patch_of_several_places():
     for name in ("three", "four", "three"):
         replace(patch, doubling, library, name)
     assert (library.three(), library.four()) == (6, 8)
-    patches.take_out_all(patch)
+    take_out(patch)
     assert (library.three, library.four) == (three, four)

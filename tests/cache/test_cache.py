@@ -183,7 +183,6 @@ def test_hits_of_jax_s_own_cache_are_counted(tmp_path):
         ("linux", {"XDG_CACHE_HOME": ""}, "/home/me/.cache/millrace"),
         ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/millrace"),
         ("darwin", {}, "/home/me/Library/Caches/millrace"),
-        ("win32", {"LOCALAPPDATA": "/local"}, "/local/millrace"),
     ],
 )
 def test_the_usual_place(monkeypatch, platform, variables, place):
@@ -191,7 +190,7 @@ def test_the_usual_place(monkeypatch, platform, variables, place):
     monkeypatch.setenv("HOME", "/home/me")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert cache.default_root() == pathlib.Path(place)
+    assert cache._usual_root() == pathlib.Path(place)
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch, log):
@@ -231,18 +230,6 @@ def test_what_jax_itself_has_turned_off_is_said(tmp_path, log):
         assert not compile_times(8).hit
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
-
-
-def test_a_jax_that_takes_no_store_has_its_own_files(monkeypatch, tmp_path, log):
-    monkeypatch.setattr(jax_cache, "private", None)
-    use_cache(tmp_path)
-    assert log() == [
-        f"Executables are cached in {tmp_path}, as files of JAX's own without a limit."
-    ]
-    assert not compile_times(9).hit
-    assert compile_times(9).hit
-    (file,) = [path for path in tmp_path.glob("*/*") if not path.name.endswith("-atime")]
-    assert file.name.startswith("jit_times-")
 
 
 @pytest.mark.parametrize("wrong", [3, True, b"bytes", "", " ", ["list"]])

@@ -25,13 +25,8 @@ from millrace.errors import OptionError
 
 OTHER = 54321  # a user
 KEY = f"jit_run-{'0' * 64}"
-needs_root = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away"
-)
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no modes"),
-    pytest.mark.quick,
-]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+pytestmark = pytest.mark.quick
 
 
 def mode_of(path):

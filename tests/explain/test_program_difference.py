@@ -42,12 +42,12 @@ def test_operations_that_came_or_went_are_counted():
     assert difference(text(more=True), text()) == ("1 x stablehlo.tanh removed",)
 
 
-def test_places_in_the_source_are_shown_where_they_are_known():
-    (found,) = difference(text(places=True), text(0.678, places=True))
-    assert found.startswith("constant tensor<f32> 0.345 -> 0.678")  # JAX 0.10.0 has no place
-    found = difference(text(places=True), text(rows=17, places=True))[0]
-    assert "stablehlo.dot_general at jit(step)/dot_general, test_program_difference.py:" in found
-    assert found.endswith(", and 1 other operation")
+def test_places_in_the_source_do_not_count():
+    found = difference(text(places=True), text(0.678, places=True))
+    assert found == ("constant tensor<f32> 0.345 -> 0.678",)
+    assert difference(text(places=True), text(rows=17, places=True)) == difference(
+        text(), text(rows=17)
+    )
     assert difference(text(places=True), text()) == ()
 
 

@@ -20,7 +20,7 @@ SEAM = [
     "Phrases", "PipelineStageAssignment", "Pipelining", "ProgramListener", "ProgramMemory",
     "ProgramOperations", "Recomputation", "RecomputationMode", "RecordSinks", "RecordedRun",
     "Reduction", "ReplicaLaunch", "Rules", "ScopedValue", "Setup", "VariableScope", "While",
-    "WrappingOptimizer", "accumulator_dtype", "add", "add_own_package", "are_prepared",
+    "WrappingOptimizer", "accumulator_dtype", "add_own_package", "are_prepared",
     "arguments_of",
     "as_array", "ask_for_virtual", "backends_are_initialized", "bound", "cache_statistics",
     "check_batch_serialization", "check_made_functions", "check_pipelined_step",
@@ -33,7 +33,7 @@ SEAM = [
     "look_at", "make_chain", "move_values", "ordered", "patches_in", "plain", "process_count",
     "process_index", "put_in", "refuse_unknown", "register_listener",
     "replace", "replicas", "replication_index", "require_host", "scoped_stages", "share_seed",
-    "show_phases", "stacked", "strategy_in_scope", "summary_lines", "take_out", "take_out_all",
+    "show_phases", "stacked", "strategy_in_scope", "summary_lines", "take_out",
     "tap_again", "texts_of_all", "to_json", "trained_by", "truth", "unregister_listener",
     "use_cache", "use_phrases", "whole_number", "wrapped_chain",
 ]  # fmt: skip

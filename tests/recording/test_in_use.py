@@ -63,8 +63,6 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(in_use, "fcntl", NoLocks())
     assert in_use.take(tmp_path, shared=False)
-    monkeypatch.setattr(in_use, "fcntl", None)
-    assert in_use.take(tmp_path, shared=False)
 
 
 def test_a_process_that_was_forked_does_not_keep_it(tmp_path):

@@ -304,7 +304,7 @@ def test_the_page_is_written_after_an_epoch_if_it_is_time(tmp_path, monkeypatch,
 
     monkeypatch.setattr(page, "SECONDS", seconds)
     monkeypatch.setattr(page, "EPOCH_SHARE", 0)
-    monkeypatch.setattr(millrace.tools.recording.run, "write_page", write)
+    monkeypatch.setattr(page, "write_page", write)
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
     model.fit(X, Y, epochs=4, verbose=0)
     assert written == pages

@@ -19,7 +19,7 @@ from millrace.base.records.memory_report import (
 )
 from millrace.base.records.run import last_loop, load, read_compile_log
 from millrace.errors import DataError
-from millrace.tools.cli.compile_log import show_compile_log
+from millrace.tools.cli.compile_log import compile_log_command
 from millrace.tools.cli.report_summary import show_summary
 from millrace.tools.reports.page import page
 from millrace.tools.reports.perfetto import write_perfetto
@@ -43,7 +43,6 @@ def all_records():
                 (stage,),
                 (LiveBuffer("a", 9, "dense", "add"),),
                 20,
-                (1, 2),
             ),
         ),
         (MemoryChange("model.compile()", 10, 0.25, True),),
@@ -128,6 +127,6 @@ def test_the_compile_log(tmp_path, lines, cases):
     def read(luck):
         path.write_bytes(damaged_lines(lines["compile_log"], luck))
         read_compile_log(path)
-        quiet(show_compile_log, path, luck.random() < 0.3, luck.random() < 0.3)
+        quiet(compile_log_command.callback, path, luck.random() < 0.3, luck.random() < 0.3)
 
     examine("compile log", cases // 2, read, (DataError,), str(path))

@@ -12,18 +12,13 @@ from typing import Any, Protocol
 
 import jax
 import jaxlib.version
+from jax._src import compilation_cache as private
 from jax.experimental.compilation_cache import compilation_cache as public
 
 from millrace._compat.jax_processes import backends_are_initialized
 from millrace._compat.patch_table import COMPILATION_CACHE
 from millrace._compat.patches import put_in, take_out
 
-try:
-    from jax._src import compilation_cache as private
-except ImportError:  # a later JAX
-    private = None
-
-_PRIVATE = ("_cache", "_cache_initialized", "_cache_initialized_mutex")
 _DIRECTORY = "jax_compilation_cache_dir"
 _OPTIONS = {
     # The default of 1 second leaves out Keras's initialisers, which are half of the start.
@@ -94,17 +89,12 @@ def asks_any() -> bool:
     return is_enabled() and bool(getattr(jax.config, _DIRECTORY))
 
 
-def takes_stores() -> bool:
-    """Whether this JAX takes a store; any other one writes its own files into the directory."""
-    return private is not None and all(hasattr(private, name) for name in _PRIVATE)
-
-
 def install(store: Store, directory: pathlib.Path) -> None:
     """Has JAX keep executables in `store`, from the next compilation on.
 
     Args:
-        store: used where JAX `takes_stores()`.
-        directory: where JAX's own files go otherwise; it exists when it is needed.
+        store: of all executables of this process.
+        directory: of the store, for JAX's options and its log.
     """
     uninstall()
     options = {**_OPTIONS, _DIRECTORY: str(directory)}
@@ -114,12 +104,11 @@ def install(store: Store, directory: pathlib.Path) -> None:
         for name, value in options.items():
             jax.config.update(name, value)
         public.reset_cache()  # it may hold files of another directory
-        if private is not None and takes_stores():
-            with private._cache_initialized_mutex:
-                # JAX reads `_path` for its own log.
-                adapter: Any = SimpleNamespace(get=store.get, put=store.put, _path=directory)
-                private._cache = adapter
-                private._cache_initialized = True
+        with private._cache_initialized_mutex:
+            # JAX reads `_path` for its own log.
+            adapter: Any = SimpleNamespace(get=store.get, put=store.put, _path=directory)
+            private._cache = adapter
+            private._cache_initialized = True
     put_in(COMPILATION_CACHE, _restore)
 
 

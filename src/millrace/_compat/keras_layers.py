@@ -13,13 +13,14 @@ Checked on keras 3.13.0 and 3.15.1.
 import dis
 import functools
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 import keras
 from keras.src.models.functional import Functional
 
 from millrace._compat.keras_graph import graph_of, nodes_of, numbered_nodes
+from millrace._compat.versions import functions_of
 
 
 def all_layers(model: keras.Model) -> list[Any]:
@@ -73,7 +74,7 @@ def bookkeeping(of_models: bool = True) -> frozenset[str]:
     names = {"_millrace", "_millrace_stage", "_obj_type"}
     for kind in kinds:
         for member in vars(kind).values():
-            for function in _functions_of(member):
+            for function in functions_of(member):
                 names.update(_stored(function.__code__))
     # An attribute of layers, which Keras replaces only while it runs one again in backward.
     return frozenset(names - {"activation"})
@@ -100,19 +101,6 @@ def variables_without_decay(optimizer: object) -> list[int]:
         for index, variable in enumerate(getattr(optimizer, "_trainable_variables", ()))
         if id(variable) in excluded or (pattern is not None and pattern.search(variable.name))
     ]
-
-
-def _functions_of(member: object) -> list[FunctionType]:
-    candidates: list[Any] = [getattr(member, "__func__", member)]
-    if isinstance(member, property):
-        candidates = [member.fget, member.fset]
-    functions = []
-    for candidate in candidates:
-        while hasattr(candidate, "__wrapped__"):
-            candidate = candidate.__wrapped__
-        if isinstance(candidate, FunctionType):
-            functions.append(candidate)
-    return functions
 
 
 def _stored(code: CodeType) -> Iterator[str]:

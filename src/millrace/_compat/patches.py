@@ -138,22 +138,6 @@ def replace(
         _undo[patch, key] = functools.partial(place.remove, (patch, key))
 
 
-def add(patch: Patch, owner: Any, attribute: str, value: object) -> None:
-    """Adds an attribute to a class or a module that has none of its name.
-
-    Args:
-        patch: the entry of the table, one of several places.
-        owner: the class or the module.
-        attribute: its name.
-        value: what it gets.
-    """
-    with _lock:
-        if (patch, (id(owner), attribute)) in _undo or hasattr(owner, attribute):
-            return
-        setattr(owner, attribute, value)
-        _undo[patch, (id(owner), attribute)] = functools.partial(delattr, owner, attribute)
-
-
 def _replacements_of(owner: Any, attribute: str) -> _Replacements:
     """Returns the place of a name, with the replacements that are in force."""
     raw = vars(owner).get(attribute)
@@ -209,18 +193,17 @@ def put_in(patch: Patch, undo: Callable[[], None], key: Hashable = None) -> None
 
 
 def take_out(patch: Patch, key: Hashable = None) -> None:
-    """Undoes a patch; does nothing if it is not in."""
-    with _lock:
-        undo = _undo.pop((patch, key), None)
-        if undo is not None:
-            undo()
+    """Undoes all changes under a patch, or that of a key; does nothing if there are none."""
+    _undo_each(lambda each, of: each is patch and key in (None, of))
 
 
-def take_out_all(patch: Patch) -> None:
-    """Undoes a patch of several places, the last one first."""
+def _undo_each(is_meant: Callable[[Patch, Hashable], bool]) -> None:
+    """Undoes changes, the last one first."""
     with _lock:
-        for each, key in [entry for entry in reversed(_undo) if entry[0] == patch]:
-            take_out(each, key)
+        for entry in [entry for entry in reversed(_undo) if is_meant(*entry)]:
+            undo = _undo.pop(entry, None)  # None: the one before has undone this one, too
+            if undo is not None:
+                undo()
 
 
 def patches_in() -> set[Patch]:
@@ -239,10 +222,8 @@ def release(holder: Hashable) -> None:
     """Ends a `hold`. With the last holder, all patches for models are taken out."""
     with _lock:
         _holders.discard(holder)
-        if _holders:
-            return
-        for patch, key in [each for each in reversed(_undo) if each[0].during is While.MODELS]:
-            take_out(patch, key)
+        if not _holders:
+            _undo_each(lambda patch, _: patch.during is While.MODELS)
 
 
 def new_holder() -> Hashable:

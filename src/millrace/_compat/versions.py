@@ -118,16 +118,18 @@ def _has(owner: type | ModuleType, name: str) -> bool:
     if any(name in getattr(kind, "__annotations__", ()) for kind in kinds):
         return True
     members = [member for kind in kinds for member in vars(kind).values()]
-    return any(_stores(function.__code__, name) for function in _functions(members))
+    functions = (function for member in members for function in functions_of(member))
+    return any(_stores(function.__code__, name) for function in functions)
 
 
-def _functions(members: Sequence[object]) -> Iterator[FunctionType]:
-    for member in members:
-        function: Any = member.fset if isinstance(member, property) else member
-        function = inspect.unwrap(function) if callable(function) else function
-        function = getattr(function, "__func__", function)
-        if isinstance(function, FunctionType):
-            yield function
+def functions_of(member: object) -> Iterator[FunctionType]:
+    """Yields the functions of a member of a class or a module, without their decorators."""
+    is_property = isinstance(member, property)
+    for function in (member.fget, member.fset) if is_property else (member,):
+        plain: Any = getattr(function, "__func__", function)
+        plain = inspect.unwrap(plain) if callable(plain) else plain
+        if isinstance(plain, FunctionType):
+            yield plain
 
 
 def _stores(code: CodeType, name: str) -> bool:

@@ -120,8 +120,7 @@ def write(path: pathlib.Path, content: bytes) -> None:
 
 def _write_new(path: pathlib.Path, content: bytes) -> None:
     """Writes a new file for this user alone, whatever the umask is."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    with open(os.open(path, flags, 0o600), "wb") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 

@@ -6,12 +6,12 @@
 
 Since every file is checked when it is open, the directories above need no check: whoever can rename
 those can put only files of their own in place. Root can write everywhere, so its files are trusted.
-Systems without the users and modes of POSIX have no check.
 """
 
 import errno
 import os
 import pathlib
+import pwd
 import shlex
 import stat
 
@@ -62,7 +62,7 @@ def open_private(path: pathlib.Path) -> int:
         NotPrivateError: if other users can write it, or it is a pipe or a device.
     """
     # Without O_NONBLOCK a pipe would wait for its writer.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDONLY | os.O_NONBLOCK
     descriptor = os.open(path, flags)
     try:
         status = os.fstat(descriptor)
@@ -91,8 +91,6 @@ def read_private(path: pathlib.Path) -> bytes:
 
 
 def _check(path: pathlib.Path, status: os.stat_result, refused: int = _BY_OTHERS) -> None:
-    if not hasattr(os, "geteuid"):
-        return
     mode, name = f"{stat.S_IMODE(status.st_mode):04o}", shlex.quote(str(path))
     user = os.geteuid()
     if status.st_uid not in (user, 0):
@@ -110,8 +108,6 @@ def _check(path: pathlib.Path, status: os.stat_result, refused: int = _BY_OTHERS
 
 def _name(user: int) -> str:
     try:
-        import pwd  # not on all systems
-
         return pwd.getpwuid(user).pw_name
-    except (ImportError, KeyError):
+    except KeyError:
         return str(user)

@@ -107,17 +107,6 @@ def cache_statistics() -> CacheStatistics:
     return dataclasses.replace(statistics, hits=counts.hits, misses=counts.requests - counts.hits)
 
 
-def default_root() -> pathlib.Path | None:
-    """Returns the directory of this user's cache: that of the environment, or the usual one.
-
-    None if the user has no home directory.
-    """
-    value = os.environ.get(VARIABLE)
-    if value is not None and not _is_off(value):
-        return pathlib.Path(value).expanduser().absolute()
-    return _usual_root()
-
-
 def limit_of_environment() -> int:
     """Returns the limit of a cache on disk, in bytes.
 
@@ -141,9 +130,8 @@ def _from_environment() -> tuple[pathlib.Path | None, str]:
     if value is not None:
         if _is_off(value):
             return None, f"Executables are not cached: {VARIABLE}={value}."
-        root = default_root()
-        if root is not None:
-            _check_chosen(root, f"{VARIABLE}={value}")
+        root = _as_path(value)
+        _check_chosen(root, f"{VARIABLE}={value}")
         return root, ""
     own = jax_cache.directory_of_user()
     if own:
@@ -201,8 +189,6 @@ def _use(root: pathlib.Path | None, why_not: str) -> None:
     moved = f", no longer in {before.root}" if before is not None and before.root != root else ""
     if not jax_cache.is_enabled():
         _say("Executables are not cached: JAX has jax_enable_compilation_cache=False.")
-    elif not jax_cache.takes_stores():
-        _say(f"Executables are cached in {root}{moved}, as files of JAX's own without a limit.")
     else:
         _say(f"Executables of this process are cached in {root}{moved}.")
 
@@ -230,12 +216,10 @@ def _is_off(value: str) -> bool:
 
 def _usual_root() -> pathlib.Path | None:
     try:
-        if sys.platform == "win32":
-            return pathlib.Path(os.environ["LOCALAPPDATA"]) / "millrace"
         if sys.platform == "darwin":
             return pathlib.Path.home() / "Library" / "Caches" / "millrace"
         xdg = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
         base = xdg if xdg.is_absolute() else pathlib.Path.home() / ".cache"
         return base / "millrace"
-    except (KeyError, RuntimeError):  # no such variable, or a user without a home
+    except RuntimeError:  # a user without a home
         return None

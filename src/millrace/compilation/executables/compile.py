@@ -34,13 +34,14 @@ from millrace.compilation.explain.program_difference import difference
 logger = logging.getLogger("millrace")
 
 
-def _number_of_cores() -> int:
+def number_of_cores() -> int:
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
 
 
-_cores = threading.BoundedSemaphore(_number_of_cores())  # one compilation for each core
+_cores = threading.BoundedSemaphore(number_of_cores())  # one compilation for each core
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ _NOT_TRACED = frozenset(
 _MODULES = frozenset({"numpy.random", "random", "secrets", "socket", "time", "uuid"})
 _OF_OS = frozenset({"getenv", "getpid", "urandom", "getrandom", "listdir", "scandir", "cpu_count"})
 _OF_DATES = frozenset({"now", "today", "utcnow"})
-_OBJECTS = (os.environ, os.environb) if hasattr(os, "environb") else (os.environ,)
+_OBJECTS = (os.environ, os.environb)
 _BUILTINS = ("open", "input", "id", "hash")
 _KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 

@@ -14,7 +14,6 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import jax
 
@@ -27,38 +26,15 @@ MOST_ALIGNED = 4_000
 SHORT = 40  # characters of a constant that is written out
 
 _VALUE = re.compile(r"%[\w#]+(:\d+)?")
-_LOCATION = re.compile(r"\s*loc\((.*)\)\s*$")
+_LOCATION = re.compile(r"\s*loc\(.*\)\s*$")
 _INNER_LOCATION = re.compile(r" loc\((#\w+|\"[^\"]*\")\)")  # of an argument
-_DEFINITION = re.compile(r"^(#loc\w*) = loc\((.*)\)\s*$")
 _TENSOR = re.compile(r"tensor<([^<>]*)>")
 _CONSTANT = re.compile(r"dense<(\"[^\"]*\"|[^>]*)>")
 _NUMBER = re.compile(r"\d+")
 _NAME = re.compile(r"(?:^|= )\"?([a-z_]+\.[\w.]+|call|return)\b")
 _SYMBOL = re.compile(r"@(\w+?)(_\d+)?\b")
-_FILE = re.compile(r"\"([^\"]+)\":(\d+)")
-_SCOPE = re.compile(r"^\"([^\"]+)\"\(")
 
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """A line of a program."""
-
-    text: str  # without the numbers of values
-    location: str
-
-    @property
-    def skeleton(self) -> str:
-        """The text without shapes and constants."""
-        return _NUMBER.sub("", _TENSOR.sub("tensor", _CONSTANT.sub("dense", self.text)))
-
-    @property
-    def name(self) -> str:
-        """The name of the operation, such as `stablehlo.add`."""
-        match = _NAME.search(self.text)
-        return match[1] if match else ""
-
-
-_Pairs = Iterator[tuple[_Operation | None, _Operation | None]]
+_Pairs = Iterator[tuple[str | None, str | None]]  # lines of the programs
 
 
 def diff_programs(
@@ -98,24 +74,24 @@ def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
     """Returns the differences of two programs, at most `limit`, and the number of others.
 
     Args:
-        old: text of `jax.stages.Lowered.as_text()`, with or without source locations.
+        old: text of `jax.stages.Lowered.as_text()`; locations in the source do not count.
         new: the other program, likewise.
         limit: most differences.
     """
     before, after = _operations(old), _operations(new)
     sizes: dict[str, int] = {}  # of each text, in elements
-    shapes: dict[tuple[str, str], list[_Operation]] = {}  # operations by old and new shape
+    shapes: dict[tuple[str, str], list[str]] = {}  # lines by old and new shape
     counts: Counter[str] = Counter()
     for one, other in _pairs(before, after):
         if one is not None and other is not None:
-            if one.text != other.text:
+            if one != other:
                 _compare(one, other, shapes, sizes)
         elif one is not None:
-            counts[one.name] -= 1
+            counts[_name(one)] -= 1
         elif other is not None:
-            counts[other.name] += 1
-    for (a, b), operations in shapes.items():
-        text = f"tensor<{a}> -> tensor<{b}>{_operation_names(operations)}"
+            counts[_name(other)] += 1
+    for (a, b), lines in shapes.items():
+        text = f"tensor<{a}> -> tensor<{b}>{_operation_names(lines)}"
         sizes[text] = max(_elements(a), _elements(b))
     texts = sorted(sizes, key=lambda text: -sizes[text])
     texts += [
@@ -123,56 +99,43 @@ def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
         for name, number in sorted(counts.items(), key=lambda item: -abs(item[1]))
         if number and name
     ]
-    if not texts and [x.text for x in before] != [x.text for x in after]:
+    if not texts and before != after:
         texts = ["the same operations in another order"]
     more = len(texts) - limit
     return (*texts[:limit], *([f"and {more} more"] if more > 0 else []))
 
 
-def _operations(text: str) -> list[_Operation]:
-    rows = [row.strip() for row in text.splitlines()]
-    definitions = filter(None, map(_DEFINITION.match, rows))
-    locations = {match[1]: match[2] for match in definitions}
-    operations = []
-    for row in rows:
-        match = _LOCATION.search(row)
-        location = _source(match[1], locations) if match else ""
-        kept = _INNER_LOCATION.sub("", row[: match.start()] if match else row)
-        if kept not in ("", "}", "{") and not row.startswith("#loc"):
-            operations.append(_Operation(_SYMBOL.sub(r"@\1", _VALUE.sub("%", kept)), location))
-    return operations
+def _operations(text: str) -> list[str]:
+    """Returns the lines of a program, without the numbers of values and without locations."""
+    rows = [_INNER_LOCATION.sub("", _LOCATION.sub("", row.strip())) for row in text.splitlines()]
+    kept = [row for row in rows if row not in ("", "}", "{") and not row.startswith("#loc")]
+    return [_SYMBOL.sub(r"@\1", _VALUE.sub("%", row)) for row in kept]
 
 
-def _source(reference: str, locations: dict[str, str], depth: int = 8) -> str:
-    """Returns the scope and the line of source of a location, which may refer to others."""
-    texts = [reference]
-    while depth and (match := re.search(r"#loc\w*", texts[-1])):
-        texts.append(locations.get(match[0], ""))
-        depth -= 1
-    scope = next((m[1] for text in texts if (m := _SCOPE.match(text))), "")
-    file = next((m for text in texts if (m := _FILE.search(text))), None)
-    source = f"{file[1].rpartition('/')[2]}:{file[2]}" if file else ""
-    shown = ", ".join(filter(None, (scope, source)))
-    return f" at {shown}" if shown else ""
+def _skeleton(line: str) -> str:
+    """Returns a line without shapes and constants."""
+    return _NUMBER.sub("", _TENSOR.sub("tensor", _CONSTANT.sub("dense", line)))
 
 
-def _pairs(before: Sequence[_Operation], after: Sequence[_Operation]) -> _Pairs:
+def _name(line: str) -> str:
+    """Returns the name of an operation, such as `stablehlo.add`."""
+    match = _NAME.search(line)
+    return match[1] if match else ""
+
+
+def _pairs(before: Sequence[str], after: Sequence[str]) -> _Pairs:
     """Aligns operations; one without a counterpart is paired with None."""
-    one, other = [x.skeleton for x in before], [x.skeleton for x in after]
+    one, other = list(map(_skeleton, before)), list(map(_skeleton, after))
     start = common_start(one, other)
     end = min(common_start(one[::-1], other[::-1]), min(len(one), len(other)) - start)
     last, end = len(one) - end, len(other) - end
     yield from zip(before[:start], after[:start], strict=True)
     yield from zip(before[last:], after[end:], strict=True)
-    before, after, one, other = (
-        before[start:last],
-        after[start:end],
-        one[start:last],
-        other[start:end],
-    )
+    before, after = before[start:last], after[start:end]
+    one, other = one[start:last], other[start:end]
     if max(len(one), len(other)) > MOST_ALIGNED:
-        yield from ((operation, None) for operation in before)
-        yield from ((None, operation) for operation in after)
+        yield from ((line, None) for line in before)
+        yield from ((None, line) for line in after)
         return
     for tag, i, j, k, n in difflib.SequenceMatcher(None, one, other).get_opcodes():
         if tag == "equal":
@@ -181,38 +144,35 @@ def _pairs(before: Sequence[_Operation], after: Sequence[_Operation]) -> _Pairs:
             yield from _by_name(before[i:j], after[k:n])
 
 
-def _by_name(olds: Sequence[_Operation], news: Sequence[_Operation]) -> _Pairs:
+def _by_name(olds: Sequence[str], news: Sequence[str]) -> _Pairs:
     """Pairs operations of the same name, in order; others have no counterpart."""
-    waiting: dict[str, deque[_Operation]] = {}
-    for operation in olds:
-        waiting.setdefault(operation.name, deque()).append(operation)
-    for operation in news:
-        same = waiting.get(operation.name)
-        yield (same.popleft() if same else None), operation
-    yield from ((operation, None) for left in waiting.values() for operation in left)
+    waiting: dict[str, deque[str]] = {}
+    for line in olds:
+        waiting.setdefault(_name(line), deque()).append(line)
+    for line in news:
+        same = waiting.get(_name(line))
+        yield (same.popleft() if same else None), line
+    yield from ((line, None) for left in waiting.values() for line in left)
 
 
 def _compare(
-    one: _Operation,
-    other: _Operation,
-    shapes: dict[tuple[str, str], list[_Operation]],
-    sizes: dict[str, int],
+    one: str, other: str, shapes: dict[tuple[str, str], list[str]], sizes: dict[str, int]
 ) -> None:
     """Adds the difference between two operations of one kind."""
-    tensors = list(zip(_TENSOR.findall(one.text), _TENSOR.findall(other.text), strict=False))
+    tensors = list(zip(_TENSOR.findall(one), _TENSOR.findall(other), strict=False))
     differing = [(a, b) for a, b in tensors if a != b]
     if differing:
         for pair in dict.fromkeys(differing):
             shapes.setdefault(pair, []).append(other)
         return
-    olds, news = _CONSTANT.findall(one.text), _CONSTANT.findall(other.text)
+    olds, news = _CONSTANT.findall(one), _CONSTANT.findall(other)
     if olds != news and tensors:
         old, new = (" ".join(map(_constant, each)) for each in (olds, news))
         text = f"constant tensor<{tensors[-1][1]}> {old} -> {new}"
     else:
-        text = f"{other.name or 'program'}: {values(one.text, other.text)}"
+        text = f"{_name(other) or 'program'}: {values(one, other)}"
     size = max((_elements(b) for _, b in tensors), default=0)
-    sizes.setdefault(f"{text}{other.location}", size)
+    sizes.setdefault(text, size)
 
 
 def _elements(tensor: str) -> int:
@@ -230,16 +190,13 @@ def _constant(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _operation_names(operations: Sequence[_Operation]) -> str:
+def _operation_names(lines: Sequence[str]) -> str:
     """Returns the operations with another shape; of a long list the most important one."""
-    names = Counter(operation.name for operation in operations if operation.name)
+    names = Counter(filter(None, map(_name, lines)))
     if not names:
         return ""
     heavy = ("stablehlo.dot_general", "stablehlo.convolution")
     first = next((name for name in heavy if name in names), names.most_common(1)[0][0])
-    location = next((o.location for o in operations if o.location), "")
-    count = len(operations) - 1
-    if not count:
-        return f" in {first}{location}"
-    others = f"{count} other operation{'s' if count > 1 else ''}"
-    return f" in {first}{location}{',' if location else ''} and {others}"
+    count = len(lines) - 1
+    others = f" and {count} other operation{'s' if count > 1 else ''}" if count else ""
+    return f" in {first}{others}"

@@ -40,8 +40,12 @@ class Description:
     """All that decides the results of a function or a model."""
 
     fields: tuple[KeyField, ...]
-    is_complete: bool  # whether equal fields mean an equal computation
-    gaps: tuple[str, ...] = ()  # the missing values, if it is not complete
+    gaps: tuple[str, ...]  # the values that are missing
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether equal fields mean an equal computation."""
+        return not self.gaps
 
 
 class Walk:
@@ -119,7 +123,7 @@ class Walk:
             self.add(Aspect.VERSION, top, version)
 
     def description(self) -> Description:
-        return Description(tuple(self._fields.values()), not self._gaps, tuple(self._gaps))
+        return Description(tuple(self._fields.values()), tuple(self._gaps))
 
 
 def source_of(code: CodeType) -> str:

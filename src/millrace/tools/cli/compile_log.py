@@ -32,22 +32,21 @@ _MIN_WIDTH = 72
 NumberedRecords = Sequence[tuple[int, CompileRecord]]  # with row numbers of the whole log
 
 
-def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool) -> None:
-    """Prints the records of a run, with their causes and times.
+@click.command("compile-log")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--recompilations", is_flag=True, help="Show only recompilations.")
+@click.argument("run", type=click.Path(exists=True, path_type=pathlib.Path))
+def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) -> None:
+    """Show what a run compiled, how long it took, and why.
 
-    Args:
-        run: a run directory, or one file of it.
-        only_recompilations: leaves out first programs and switches.
-        as_json: prints a JSON object.
-
-    Raises:
-        DataError: if there is no compile log.
+    RUN is the directory of Strategy(report_dir=...), or a file compile_log*.jsonl in it. The run
+    need not have ended.
     """
     records = read_compile_log(run)
     shown = [
         (number, each)
         for number, each in enumerate(records, 1)
-        if each.is_recompilation or not only_recompilations
+        if each.is_recompilation or not recompilations
     ]
     if as_json:
         print(json.dumps(_as_dict(records, [each for _, each in shown]), indent=2))
@@ -130,16 +129,3 @@ def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -
         "recompilation_seconds": totals.recompilation_seconds,
         "switches": totals.switches,
     }
-
-
-@click.command("compile-log")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--recompilations", is_flag=True, help="Show only recompilations.")
-@click.argument("run", type=click.Path(exists=True, path_type=pathlib.Path))
-def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) -> None:
-    """Show what a run compiled, how long it took, and why.
-
-    RUN is the directory of Strategy(report_dir=...), or a file compile_log*.jsonl in it. The run
-    need not have ended.
-    """
-    show_compile_log(run, recompilations, as_json)

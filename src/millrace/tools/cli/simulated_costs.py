@@ -7,24 +7,22 @@
 """
 
 import pathlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import click
 
 from millrace.base.records.run import load
 from millrace.run.schedules.costs import StageCosts, UpdateCosts, equal_stages
 from millrace.run.schedules.task import Pass
-from millrace.tools.cli.types import FiniteRange
+from millrace.tools.cli.types import FiniteRange, with_options
 from millrace.tools.reports.run_costs import RunCosts, costs_of_run
 
 TIME = FiniteRange(0, min_open=True)
 _FREE = FiniteRange(0)
 _FORWARD, _BACKWARD = 1.0, 2.0
-CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
-_OPTIONS = (
+# A command gets them as `CostOptions(**options)`.
+cost_options = with_options(
     click.option(
         "--costs",
         metavar="RUN",
@@ -59,13 +57,6 @@ _OPTIONS = (
     ),
     click.option("--update", type=_FREE, help="Time of the update.  [default: 0.0, or of --costs]"),
 )
-
-
-def cost_options(function: CommandFunction) -> CommandFunction:
-    """Adds the options to a command, which gets them as `CostOptions(**options)`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ and add it to `ladders`: the report tries its rungs until one fits.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from millrace._compat.jax_memory import host_memory
 from millrace.base.devices import home
 from millrace.base.options import Accumulation, Options, Recomputation, RecomputationMode
 from millrace.base.records.memory_report import MemoryChange, MemoryReport
+from millrace.compilation.executables.progress import search
 from millrace.errors import MillraceError
 from millrace.programs.plan import Mode
 from millrace.run.compiled_loop.budget import OverBudgetError
@@ -23,7 +24,7 @@ from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.balance import balanced
 from millrace.run.precompile.precompile import Batches
-from millrace.tools.memory_report.needs import Needs, measure_alone, with_limits
+from millrace.tools.memory_report.needs import Needs, training_needs, with_limits
 
 CHANGES = 3  # that a report shows
 
@@ -67,7 +68,6 @@ def cheapest_changes(
     report: MemoryReport,
     before: Needs,
     budget: int | None,
-    tick: Callable[[str], object],
     most_seconds: float = math.inf,
 ) -> tuple[MemoryChange, ...]:
     """Returns the changes that make it fit with the fewest FLOPs, or else the nearest one.
@@ -78,34 +78,42 @@ def cheapest_changes(
         report: its memory, and the limits.
         before: its needs without a change.
         budget: bytes of a device, as the user gave it.
-        tick: called with each change before it is compiled.
         most_seconds: after which no other change is compiled.
     """
     end = time.monotonic() + most_seconds
     changes: list[MemoryChange] = []
-    for ladder in ladders(controller.setup, batches, report):
-        for candidate in ladder:
-            if time.monotonic() > end:
-                break
-            tick(f"compiling with {candidate.code}")
-            variant = controller.variant(candidate.options, candidate.stages)
-            try:
-                after = measure_alone(variant, candidate.batches)
-            except OverBudgetError as error:  # of a model with a budget: a smaller one may fit
-                changes.append(MemoryChange(candidate.code, error.least, 0.0, fits=False))
-                continue
-            except MillraceError:  # options that cannot be combined with the others
-                break
-            devices = with_limits(after.devices, variant.setup, budget)
-            fits = all(device.fits is not False for device in devices)
-            copies = variant.setup.replicas / controller.setup.replicas
-            extra = _extra_flops(before, after, copies)
-            changes.append(MemoryChange(candidate.code, after.peak, round(extra, 4), fits))
-            if fits:
-                break
+    with search("looking for what would make it fit") as tick:
+        for ladder in ladders(controller.setup, batches, report):
+            for candidate in ladder:
+                if time.monotonic() > end:
+                    break
+                tick(f"compiling with {candidate.code}")
+                change = _tried(candidate, controller, before, budget)
+                if change is None:
+                    break
+                changes.append(change)
+                if change.fits:
+                    break
     fitting = sorted((each for each in changes if each.fits), key=lambda each: each.extra_flops)
     nearest = sorted(changes, key=lambda each: each.peak)[:1]
     return tuple(fitting[:CHANGES] or (each for each in nearest if each.peak < report.peak))
+
+
+def _tried(
+    candidate: Candidate, controller: Controller, before: Needs, budget: int | None
+) -> MemoryChange | None:
+    """Compiles a change; None if its options cannot be combined with the others."""
+    variant = controller.variant(candidate.options, candidate.stages)
+    try:
+        after = training_needs(variant, candidate.batches)
+    except OverBudgetError as error:  # of a model with a budget: a smaller one may fit
+        return MemoryChange(candidate.code, error.least, 0.0, fits=False)
+    except MillraceError:
+        return None
+    devices = with_limits(after.devices, variant.setup, budget)
+    fits = all(device.fits is not False for device in devices)
+    extra = _extra_flops(before, after, variant.setup.replicas / controller.setup.replicas)
+    return MemoryChange(candidate.code, after.peak, round(extra, 4), fits)
 
 
 def _extra_flops(before: Needs, after: Needs, copies: float) -> float:

@@ -49,8 +49,8 @@ def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
     return needs_of(programs, controller.setup)
 
 
-def measure_alone(controller: Controller, batches: Batches) -> Needs:
-    """Compiles the programs of a training for its needs only; no runner keeps them."""
+def training_needs(controller: Controller, batches: Batches) -> Needs:
+    """Compiles a training anew, beside the functions that its model has, and returns its needs."""
     return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
 
 

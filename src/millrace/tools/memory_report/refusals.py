@@ -6,7 +6,7 @@ budget=3000 or more, or keep the budget with one of these changes, each compiled
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from millrace.base.records.memory import NO_LAYER, LiveBuffer, bytes_text
@@ -26,7 +26,6 @@ def explained_refusal(
     error: OverBudgetError,
     controller: Controller,
     batches: Batches,
-    tick: Callable[[str], object],
 ) -> OverBudgetError:
     """Returns the refusal of a budget with its reasons, unless it has them already.
 
@@ -34,14 +33,13 @@ def explained_refusal(
         error: without them.
         controller: of the model.
         batches: of the training.
-        tick: called with the code of each change before it is compiled.
     """
     if error.programs is None:
         return error
     least = needs_of(error.programs, controller.setup)
     devices = with_limits(least.devices, controller.setup, error.nbytes)
     fullest = max(devices, key=lambda device: device.peak)
-    changes = _changes(error, controller, batches, replace(least, devices=devices), tick)
+    changes = _changes(error, controller, batches, replace(least, devices=devices))
     # The other processes have their own devices, one of which may be the fullest of all.
     owner = "The fullest device of this process" if controller.setup.spans_processes else "It"
     details = f"{owner} {_at_the_peak(fullest)} {advice(error.least)}{_alternatives(changes)}"
@@ -53,7 +51,6 @@ def _changes(
     controller: Controller,
     batches: Batches,
     least: Needs,
-    tick: Callable[[str], object],
 ) -> tuple[MemoryChange, ...]:
     """Returns changes with which the budget is kept, or else the nearest one."""
     model, setup = controller.model, controller.setup
@@ -62,7 +59,7 @@ def _changes(
     recomputation = replace(setup.options.recomputation, budget=error.nbytes)
     in_bytes = controller.variant(replace(setup.options, recomputation=recomputation))
     report = MemoryReport(model.name, str(batches.spec), least.devices)
-    return cheapest_changes(in_bytes, batches, report, least, error.nbytes, tick, MOST_SECONDS)
+    return cheapest_changes(in_bytes, batches, report, least, error.nbytes, MOST_SECONDS)
 
 
 def _at_the_peak(device: DeviceMemory) -> str:

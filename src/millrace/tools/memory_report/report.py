@@ -9,7 +9,6 @@ import keras
 from millrace._compat.keras_build import build_for
 from millrace.base.options import bytes_or_share, whole_number
 from millrace.base.records.memory_report import MemoryReport
-from millrace.compilation.executables.progress import search
 from millrace.errors import DataError, NotCompiledError, OptionError, OutOfMemoryError
 from millrace.programs.feeds.block import batch_spec as spec_of
 from millrace.programs.plan import BatchSpec, Mode
@@ -22,8 +21,6 @@ from millrace.run.precompile.precompile import Batches, batches_of_steps
 from millrace.tools.memory_report.changes import cheapest_changes
 from millrace.tools.memory_report.needs import measure, with_limits
 from millrace.tools.memory_report.refusals import explained_refusal
-
-_LOOKING = "looking for what would make it fit"
 
 
 @contextmanager
@@ -43,9 +40,7 @@ def explained(controller: Controller) -> Iterator[None]:
         if function is None or function.last.batch is None:
             raise
         batches = Batches(function.last.batch, controller.setup.steps_per_execution(Mode.TRAIN))
-        with search(_LOOKING) as tick:
-            explanation = explained_refusal(error, controller, batches, tick)
-        raise explanation from None
+        raise explained_refusal(error, controller, batches) from None
     except BaseException as error:
         function = controller.functions.running
         if function is None or function.last.out_of_memory is None:
@@ -94,16 +89,12 @@ def memory_report(
     try:
         before = measure(controller, function.runner(), batches)
     except OverBudgetError as error:
-        with search(_LOOKING) as tick:
-            explanation = explained_refusal(error, controller, batches, tick)
-        raise explanation from None
+        raise explained_refusal(error, controller, batches) from None
     devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)
     if report.fits is not False:
         return report
-    with search(_LOOKING) as tick:
-        changes = cheapest_changes(controller, batches, report, before, limit, tick)
-    return replace(report, changes=changes)
+    return replace(report, changes=cheapest_changes(controller, batches, report, before, limit))
 
 
 def training_batch(

@@ -30,15 +30,8 @@ class CountedOperation:
 class OperationCounter:
     """Counts the operations of a module."""
 
-    def __init__(self, module: Module, repeats: bool = True):
-        """Reads the module.
-
-        Args:
-            module: the program.
-            repeats: whether the operations of a loop count once for each iteration, where the
-                number of these is known. XLA's own analysis counts them once.
-        """
-        self._module, self._repeats = module, repeats
+    def __init__(self, module: Module):
+        self._module = module
         self._flops, self._traffic = FlopCounter(module), TrafficCounter(module)
         self.unknown_loops = 0  # loops whose number of iterations is not known
 
@@ -63,7 +56,7 @@ class OperationCounter:
         if caller.opcode == "while":
             count = trip_count(caller)
             self.unknown_loops += count is None
-            times *= count if count is not None and self._repeats else 1
+            times *= 1 if count is None else count
         for number in caller.called:
             yield from self._computation(number, times)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from millrace._compat.jax_memory import host_memory
 from millrace._compat.keras_layers import layers_without_jit
 from millrace.base.devices import home
-from millrace.base.options.default_devices import v_devices
 from millrace.base.records.training_plan import StageOfCall, UpdatePlan
 from millrace.errors import MillraceError
 from millrace.programs.plan import BatchSpec, Mode
@@ -27,28 +26,13 @@ MOST_SIZES = 5  # of micro-batches that are compared for one pipeline and schedu
 MOST_PER_STAGE = 16  # micro-batches of a pipeline, for each stage
 
 
-def _in_order(stages: int, groups: int) -> tuple[int, ...] | None:
-    """Returns the default mapping: stage i on device i."""
-    return None
-
-
-def _around(stages: int, groups: int) -> tuple[int, ...]:
-    """Returns the mapping that goes round the devices, stage by stage."""
-    return tuple(stage % groups for stage in range(stages))
-
-
-def _there_and_back(stages: int, groups: int) -> tuple[int, ...]:
-    """Returns the mapping of a V: the first and the last stage are on one device."""
-    return v_devices(stages)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedSchedule:
     """A schedule that plans compare, and the stages that it needs."""
 
     name: str
     stages_per_group: int = 1
-    mapping: Callable[[int, int], tuple[int, ...] | None] = _in_order  # (stages, groups)
+    goes_round: bool = False  # stage by stage over the devices, which is no default mapping
 
 
 # The first is compiled for each layout; the others where they are predicted to be faster or to
@@ -56,11 +40,11 @@ class PlannedSchedule:
 SCHEDULES = (
     PlannedSchedule("1f1b"),
     PlannedSchedule("zero_bubble"),
-    PlannedSchedule("looped", 2, _around),
+    PlannedSchedule("looped", 2, goes_round=True),
     PlannedSchedule("sequential"),
-    PlannedSchedule("zb_v", 2, _there_and_back),
-    PlannedSchedule("v_half", 2, _there_and_back),
-    PlannedSchedule("v_min", 2, _there_and_back),
+    PlannedSchedule("zb_v", 2),
+    PlannedSchedule("v_half", 2),
+    PlannedSchedule("v_min", 2),
 )
 
 
@@ -236,15 +220,17 @@ def _update(
             steps_per_execution=updates * layout.replicas,
             replicas=layout.replicas,
         )
+    stages, groups = layout.num_stages, layout.groups
+    around = tuple(stage % groups for stage in range(stages))
     return UpdatePlan(
         batch_size=rows // count,
         steps_per_execution=updates * count * layout.replicas,
         replicas=layout.replicas,
-        stages=layout.num_stages,
-        groups=layout.groups,
+        stages=stages,
+        groups=groups,
         cut=layout.cut,
         is_balanced=layout.is_balanced,
         schedule=schedule.name,
-        device_mapping=schedule.mapping(layout.num_stages, layout.groups),
+        device_mapping=around if schedule.goes_round else None,
         accumulation=count,
     )

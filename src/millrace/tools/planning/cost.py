@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import keras
 
+from millrace.base.options import default_devices
 from millrace.base.records.training_plan import UpdatePlan
 from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.schedules.costs import PassOfStage, cost_of_pass
@@ -181,7 +182,7 @@ def _pipelined(
 
 def schedule_of(update: UpdatePlan) -> Schedule:
     """Returns the schedule of an update of a pipeline."""
-    mapping = update.device_mapping or tuple(range(update.stages))
+    mapping = update.device_mapping or default_devices(update.schedule, update.stages)
     return make_schedule(update.schedule, update.stages, update.accumulation, mapping)
 
 

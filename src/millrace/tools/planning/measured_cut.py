@@ -18,7 +18,7 @@ from millrace.run.pipelines.assignment.balance import balanced, balanced_by, cal
 from millrace.run.pipelines.assignment.layer_calls import find_calls
 from millrace.run.pipelines.programs.stage_programs import StagePrograms
 from millrace.run.precompile.precompile import Batches
-from millrace.tools.memory_report.needs import measure_alone
+from millrace.tools.memory_report.needs import training_needs
 from millrace.tools.planning.alternatives import base, of_assignment
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.measuring import stage_seconds
@@ -64,7 +64,7 @@ class MeasuredCut:
         self.tick(f"timing the stages of {update.layout}")
         variant = self.controller.variant(options_of(update, setup.options), layout.stages)
         batches = Batches(self.spec.of_rows(update.batch_size), update.steps_per_execution)
-        programs = measure_alone(variant, batches).programs
+        programs = training_needs(variant, batches).programs
         assert isinstance(programs, StagePrograms)  # noqa: S101
         return stage_seconds(programs)
 

@@ -7,7 +7,7 @@ from millrace.base.records.training_plan import Alternative, UpdatePlan
 from millrace.programs.plan import BatchSpec
 from millrace.run.fit.controller import Controller
 from millrace.run.precompile.precompile import Batches
-from millrace.tools.memory_report.needs import Needs, measure_alone
+from millrace.tools.memory_report.needs import Needs, training_needs
 from millrace.tools.planning.alternatives import PlannedLayout
 from millrace.tools.planning.applying import options_of
 from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted, with_extra
@@ -128,7 +128,7 @@ class UpdateTrials:
         parts = f" in {update.micro_batches} micro-batches" if update.micro_batches > 1 else ""
         what = f"replicas x stages = {update.layout}{parts}"
         self.tick(f"compiling training {self.compilations}{total}: {what}")
-        return measure_alone(*self._variant(layout, update))
+        return training_needs(*self._variant(layout, update))
 
     def _variant(self, layout: PlannedLayout, update: UpdatePlan) -> tuple[Controller, Batches]:
         options = options_of(update, self.controller.setup.options)

@@ -5,13 +5,9 @@ processes of one run            shared: each writes files of its own
 a process that was forked       none: it closes the lock of its parent
 """
 
+import fcntl
 import os
 import pathlib
-
-try:
-    import fcntl
-except ImportError:  # no Unix: nothing is locked
-    fcntl = None  # type: ignore[assignment]
 
 _descriptors: dict[tuple[int, int], int] = {}  # of locked directories, by device and inode
 
@@ -25,8 +21,6 @@ def take(path: pathlib.Path, shared: bool) -> bool:
         path: of the directory, which exists.
         shared: whether other processes of the run lock it, too.
     """
-    if fcntl is None:
-        return True
     status = path.stat()
     key = status.st_dev, status.st_ino
     if key in _descriptors:
@@ -50,6 +44,5 @@ def _close_all() -> None:
     _descriptors.clear()
 
 
-if fcntl is not None:
-    # A worker of a data set may outlive its parent, and would keep the directory locked.
-    os.register_at_fork(after_in_child=_close_all)
+# A worker of a data set may outlive its parent, and would keep the directory locked.
+os.register_at_fork(after_in_child=_close_all)

@@ -8,18 +8,16 @@ A page that is open in a browser loads itself anew during the run.
 """
 
 import logging
-import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from millrace.base.records.directory import RunDirectory
-from millrace.base.records.run import RunRecords, load
+from millrace.base.records.run import load
+from millrace.tools.reports.page import write_page
 
 logger = logging.getLogger("millrace")
-
-WritePage = Callable[[Sequence[RunRecords], pathlib.Path], pathlib.Path]
 
 NAME = "report.html"
 SECONDS = 30.0  # between two pages, at least
@@ -30,16 +28,10 @@ EPOCH_SHARE = 100  # likewise between two pages of epochs, for which training wa
 class RunPage:
     """Writes the page of one run."""
 
-    def __init__(self, directory: RunDirectory, write: WritePage):
-        """Writes nothing yet.
-
-        Args:
-            directory: of the run.
-            write: makes the page.
-        """
+    def __init__(self, directory: RunDirectory):
         self.path = directory.path / NAME
         self.is_wanted_on_terminal = False
-        self._directory, self._write = directory, write
+        self._directory = directory
         self._due = 0.0
         # Not at once: most runs end before.
         self._epoch_due = time.monotonic() + SECONDS
@@ -79,7 +71,7 @@ class RunPage:
             return 0.0
         begin = time.monotonic()
         try:
-            self._write([load(self._directory.path)], self.path)
+            write_page([load(self._directory.path)], self.path)
             self._written = records
             if not self._is_said:
                 self._is_said = True

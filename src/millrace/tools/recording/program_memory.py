@@ -47,7 +47,7 @@ def program_memory(new: NewExecutable, module: Module) -> ProgramMemory:
         model=record.model,
         program=record.program,
         key=record.key,
-        stage=_stage(record.program),
+        stage=stage_of(record.program),
         devices=tuple(map(str, devices)),
         requirement=record.peak_bytes or requirement(compiled),  # 0.1 s for ResNet50
         areas=(),
@@ -71,7 +71,8 @@ def _labels(new: NewExecutable) -> ProgramLabels:
     return ProgramLabels()
 
 
-def _stage(program: str) -> int:
+def stage_of(program: str) -> int:
+    """Returns the stage that a program is of; 0 for a model in one piece."""
     _, of_stage, number = program.rpartition(" of stage ")
     return int(number) if of_stage and number.isdecimal() else 0
 

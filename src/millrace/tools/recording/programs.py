@@ -6,7 +6,6 @@ CompileLog.observers -> ProgramRecorder -> its program, read once
 """
 
 import logging
-import re
 import threading
 
 from millrace.base.records.operations import ProgramOperations
@@ -15,7 +14,7 @@ from millrace.compilation.executables.trials import NewExecutable
 from millrace.programs.plan import Mode
 from millrace.run.memory.hlo_proto import Module
 from millrace.tools.operations.groups import ProgramCount, count_operations, program_of
-from millrace.tools.recording.program_memory import program_memory
+from millrace.tools.recording.program_memory import program_memory, stage_of
 
 logger = logging.getLogger("millrace")
 
@@ -76,9 +75,6 @@ class ProgramRecorder:
             )  # fmt: skip
 
 
-_STAGE = re.compile(r" of stage (\d+)$")
-
-
 def counted_operations(
     new: NewExecutable, module: Module
 ) -> tuple[ProgramOperations, ProgramCount]:
@@ -92,14 +88,13 @@ def counted_operations(
         module: its program.
     """
     record = new.record
-    stage = _STAGE.search(record.program)
     is_backward = "_backward" in record.program
     count = count_operations(module, new.executable, new.model, is_backward)
     operations = ProgramOperations(
         model=record.model,
         program=record.program,
         key=record.key,
-        stage=int(stage[1]) if stage else 0,
+        stage=stage_of(record.program),
         steps=_steps(new),
         groups=count.groups,
         unknown_loops=count.unknown_loops,

@@ -23,6 +23,7 @@ from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.directory import RunDirectory
 from millrace.base.records.loops import ProcessRecord
 from millrace.base.records.run import has_records, last_loop, load
+from millrace.compilation.executables.compile import number_of_cores
 from millrace.compilation.explain.key import versions
 from millrace.errors import OptionError
 from millrace.run.fit.totals import begin_loops_after
@@ -31,7 +32,6 @@ from millrace.tools.recording.in_use import take
 from millrace.tools.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names
 from millrace.tools.recording.page import RunPage
-from millrace.tools.reports.page import write_page
 
 logger = logging.getLogger("millrace")
 
@@ -50,7 +50,7 @@ class RecordedRun:
         self.directory = RunDirectory(path, process_index())
         _check_alone(path)
         self.pid = os.getpid()
-        self.page = RunPage(self.directory, write_page) if process_index() == 0 else None
+        self.page = RunPage(self.directory) if process_index() == 0 else None
         self.open_loops: list[LoopWriter] = []  # closed at the end of the process
         self.compilations: set[CompileRecord] = set()  # that calls of models have written
         self._process: ProcessRecord | None = None
@@ -127,14 +127,13 @@ def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
         platform_name: of its devices.
         devices: their names.
     """
-    has_mask = hasattr(os, "sched_getaffinity")
     return ProcessRecord(
         process=process_index(),
         processes=process_count(),
         script=_script(),
         pid=os.getpid(),
         host=socket.gethostname(),
-        cores=len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1,
+        cores=number_of_cores(),
         began=time.time(),
         versions=versions(),
         platform=platform_name,

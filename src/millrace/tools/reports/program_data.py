@@ -81,12 +81,8 @@ def _alive(profile: ProgramMemory, most: int) -> dict[str, object]:
         "tensors": [shortened(encode(each)) for each in shown],
         "other_tensors": [len(others), sum(each.nbytes for each in others)],
         "layers": [[shortened(each.layer), each.nbytes, each.tensors] for each in layers[:most]],
-        "other_layers": _sum_of_layers(layers[most:]),
+        "other_layers": [len(layers[most:]), sum(each.nbytes for each in layers[most:])],
     }
-
-
-def _sum_of_layers(layers: Sequence[object]) -> list[int]:
-    return [len(layers), sum(getattr(each, "nbytes", 0) for each in layers)]
 
 
 def _report(report: MemoryReport) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from typing import Literal
 
 from millrace.base.records.loops import LoopRecord, ProcessRecord
@@ -53,8 +52,6 @@ def _process_state(record: ProcessRecord) -> RunState:
 def _is_alive(pid: int) -> bool:
     """Whether a process of this number is there."""
     if pid <= 0:
-        return False
-    if sys.platform == "win32":  # os.kill would end it there
         return False
     try:
         os.kill(pid, 0)

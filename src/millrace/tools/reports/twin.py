@@ -10,27 +10,19 @@ The costs are means, not medians: on a busy machine a few tasks and transfers ta
 median, and the sum of the means is the time that all of them took.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import fmean
-from typing import NamedTuple
 
 from millrace.base.records.timeline import Span, Timeline
 from millrace.base.records.trace import ExecutionTrace
 from millrace.errors import ScheduleError
 from millrace.run.schedules.concurrent import ConcurrentSchedule
-from millrace.run.schedules.costs import PassOfStage, task_times
+from millrace.run.schedules.costs import task_times
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import Waits, simulate
 from millrace.run.schedules.task import Pass, Schedule, Task
 
 SAMPLE = 10_000  # tasks among which transfers are measured
-
-
-class MeasuredCosts(NamedTuple):
-    """What the tasks of a trace took, in seconds."""
-
-    tasks: Mapping[PassOfStage, float]  # mean, by stage and pass
-    transfer: float  # mean time from the end of a task to that of a group that waits for it
 
 
 def simulated_twin(trace: ExecutionTrace) -> Timeline | None:
@@ -48,10 +40,10 @@ def simulated_twin(trace: ExecutionTrace) -> Timeline | None:
         return None
     schedule = schedule_of(trace)
     waits = dependencies(schedule)
-    costs = measured_costs(trace, schedule, waits)
-    by_task = costs.tasks
+    costs = {key: fmean(times) for key, times in task_times(trace.spans).items()}
+    transfer = fmean(waited_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0])
     try:
-        return simulate(schedule, lambda t: by_task[t.stage, t.kind], costs.transfer, waits)
+        return simulate(schedule, lambda task: costs[task.stage, task.kind], transfer, waits)
     except ScheduleError:
         return None
 
@@ -73,25 +65,12 @@ def task_of(span: Span) -> Task:
 _PASSES = {kind.value: kind for kind in Pass}
 
 
-def measured_costs(trace: ExecutionTrace, schedule: Schedule, waits: Waits) -> MeasuredCosts:
-    """Returns the mean cost of each stage and pass, and of a transfer.
-
-    A transfer is measured where a group waits for it: from the end of the task that sends to the
-    start of the task that takes. One that arrives while the group is busy costs nothing.
-
-    Args:
-        trace: of an update.
-        schedule: of its tasks.
-        waits: `dependencies` of the schedule.
-    """
-    return MeasuredCosts(
-        {key: fmean(times) for key, times in task_times(trace.spans).items()},
-        fmean(waited_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
-    )
-
-
 def waited_transfers(spans: Iterable[Span], schedule: Schedule, waits: Waits) -> list[float]:
-    """Returns the time of each transfer for which a group waits; see `measured_costs`."""
+    """Returns the seconds of each transfer for which a group waits.
+
+    They are those from the end of the task that sends to the start of the task that takes. A
+    transfer that arrives while the group is busy costs nothing.
+    """
     tasks = list(map(iter, schedule))
     by_task = {next(tasks[span.group]): span for span in spans}
     free: dict[int, float] = {}  # by group, the end of its last task

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import keras
 
-from millrace.extend import Notes, add, replace
+from millrace.extend import Notes, put_in, replace
 from millrace_ipu._compat.patch_table import KERAS2_CALLS
 from millrace_ipu.porting.keras2 import HABITS, Edit, Habit, habits_of
 
@@ -77,7 +77,10 @@ def put_in_all() -> None:
         owner: Any = next(each for each in kinds if wrapper.name in vars(each))
         replace(KERAS2_CALLS, functools.partial(_wrapped, wrapper), owner, wrapper.name)
     for owner, name, value in _added:
-        add(KERAS2_CALLS, owner, name, value)
+        if not hasattr(owner, name):
+            setattr(owner, name, value)
+            undo = functools.partial(delattr, owner, name)
+            put_in(KERAS2_CALLS, undo, key=(id(owner), name))
     named = {o for habit in HABITS for o in habit.of if o.startswith("keras.")}
     named |= {f"keras.optimizers.{name}" for name in vars(keras.optimizers)}
     for name in sorted(named):

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-from millrace.extend import put_in, take_out, take_out_all
+from millrace.extend import put_in, take_out
 from millrace_ipu import tensorflow
 from millrace_ipu._compat.keras_attributes import hidden, let_attributes_be_read
 from millrace_ipu._compat.module_aliases import (
@@ -98,7 +98,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
     sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
 
     def undo() -> None:
-        take_out_all(OLD_ATTRIBUTES)
+        take_out(OLD_ATTRIBUTES)
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
         sys.modules.pop("tensorflow.python", None)
@@ -112,7 +112,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
             put_in_all()
             yield
     finally:
-        take_out_all(KERAS2_CALLS)
+        take_out(KERAS2_CALLS)
         take_out(SCRIPT_MODULES)
 
 
