@@ -124,7 +124,7 @@ def test_each_stage_runs_and_holds_so_many_micro_batches():
     statistics = model._millrace.totals.pipeline
     assert (statistics.last_tasks, statistics.last_in_flight) == (36, (3, 3, 3))
     (runner,) = model._millrace.functions.compiled[Mode.TRAIN]._runners.values()
-    _, order = runner._compiled.orders.of(6)
+    _, order = runner._executables.orders.of(6)
     assert " ".join(map(str, order)) == (
         "0F0 0F1 0F2 1F0 1F1 1F2 2F0 2F1 2F2 2B0 2B1 2B2 1B0 1B1 1B2 0B0 0B1 0B2 "
         "0F3 0F4 0F5 1F3 1F4 1F5 2F3 2F4 2F5 2B3 2B4 2B5 1B3 1B4 1B5 0B3 0B4 0B5"

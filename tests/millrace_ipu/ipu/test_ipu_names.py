@@ -33,9 +33,10 @@ MODULES = (
 # Names that modules of the package use of each other.
 INTERNAL = {
     "Category", "Operation", "Option", "PipelineArguments", "Subcategory", "System",
-    "call_or_defer", "check_arguments", "check_length", "current_strategy", "current_system",
-    "devices_in_scope", "extend", "functions_compiled_only", "is_extended",
-    "is_within_a_program", "member_by_name", "method_of", "native_function", "native_options",
+    "added_up", "call_or_defer", "check_arguments", "check_length", "check_movable",
+    "current_launch", "current_strategy", "current_system", "devices_in_scope", "extend",
+    "functions_compiled_only", "is_extended", "is_within_a_program", "launching",
+    "member_by_name", "method_of", "native_function", "native_options",
     "number_of_results", "processes_of", "put", "reduction_method", "refuse_continuous_updates",
     "reset_system", "revive_from_configs", "run_pipeline", "schedule_of", "settings_of",
     "uses_old_names", "warn_no_effect", "with_options", "without_effect",
