@@ -35,7 +35,13 @@ import workers
 from millrace.base.records.trace import ExecutionTrace
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import simulate
-from millrace.tools.reports.twin import measured_costs, schedule_of, simulated_twin, task_of
+from millrace.tools.reports.twin import (
+    SAMPLE,
+    schedule_of,
+    simulated_twin,
+    task_of,
+    waited_transfers,
+)
 
 BAR, TWIN_BAR = 1.03, 0.05
 STAGES, UPDATES = 2, 16
@@ -168,7 +174,7 @@ def simulated_end(trace: ExecutionTrace) -> float:
     schedule = schedule_of(trace)
     waits = dependencies(schedule)
     durations = {task_of(span): span.duration for span in trace.spans}
-    transfer = measured_costs(trace, schedule, waits).transfer
+    transfer = statistics.fmean(waited_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0])
     return simulate(schedule, durations.__getitem__, transfer, waits).end
 
 
