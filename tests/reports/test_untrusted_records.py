@@ -43,6 +43,7 @@ def all_records():
                 (stage,),
                 (LiveBuffer("a", 9, "dense", "add"),),
                 20,
+                (1, 2),
             ),
         ),
         (MemoryChange("model.compile()", 10, 0.25, True),),

@@ -1,4 +1,4 @@
-"""Tensors that are alive at the peak of a program's memory, and bytes as text.
+"""The memory of one compiled program, over its operations in order.
 
 bytes |        ____
       |   ____|    |__
@@ -33,6 +33,26 @@ class LayerMemory:
     layer: str  # `NO_LAYER` for all tensors that belong to none
     nbytes: int  # on one device
     tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """The memory of a compiled program on each device."""
+
+    program: str
+    requirement: int  # bytes: arguments + results - what they share + temporaries
+    curve: tuple[int, ...]  # bytes alive at each program point
+    alive: tuple[LiveBuffer, ...]  # at the peak, largest first
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak of the curve; `requirement` is more where memory is fragmented."""
+        return max(self.curve, default=self.requirement)
+
+    @property
+    def point(self) -> int:
+        """Number of the program point with the peak."""
+        return self.curve.index(self.peak) if self.curve else 0
 
 
 def bytes_text(nbytes: float) -> str:

@@ -62,6 +62,7 @@ class DeviceMemory:
     stages: tuple[StageMemory, ...]
     alive: tuple[LiveBuffer, ...]  # at the peak, largest first
     limit: int | None = None  # in bytes
+    curve: tuple[int, ...] = ()  # bytes alive at each operation of that program
 
     @property
     def peak(self) -> int:

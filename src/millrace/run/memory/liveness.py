@@ -17,8 +17,8 @@ from functools import cached_property
 import jax
 import numpy as np
 
-from millrace._compat.jax_executables import buffers_proto, module_proto
-from millrace.base.records.memory import LiveBuffer, largest
+from millrace._compat.jax_executables import buffers_proto, module_proto, requirement
+from millrace.base.records.memory import LiveBuffer, MemoryProfile, largest
 from millrace.run.memory.flow import ValueBuffers, points_to
 from millrace.run.memory.hlo_proto import (
     Allocation,
@@ -40,14 +40,12 @@ _POINTERS = {"tuple", "get-tuple-element", "bitcast", "opt-barrier"}
 _CONTROL = {"while", "call", "conditional", "async-start"}
 
 
-def alive_at_peak(
+def memory_profile(
     compiled: jax.stages.Compiled,
     layer_of: LayerOf = lambda op_name: "",
     label_of: LabelOf | None = None,
-) -> tuple[LiveBuffer, ...]:
-    """Returns the tensors of an executable that are alive at its peak, the largest first.
-
-    There are none where a backend gives no schedule, or no addresses of buffers.
+) -> MemoryProfile:
+    """Returns the memory of an executable over its operations, and the tensors at the peak.
 
     Args:
         compiled: the executable.
@@ -57,13 +55,15 @@ def alive_at_peak(
     module = read_module(module_proto(compiled))
     assignment = read_buffers(buffers_proto(compiled))
     if module.entry not in module.schedule or not assignment.allocations:
-        return ()
+        # A backend without a schedule, or without the addresses of buffers.
+        return MemoryProfile(module.name, requirement(compiled), (), ())
     live = liveness(module, assignment)
     owners = NearestNames(module, layer_of)
     labels = labels_of_arguments(compiled, label_of)
     alive = [replace(each, role="") for each in live_arguments(module, assignment, labels)]
     alive += [live_buffer(maker, size, owners) for maker, size, _ in live.at_peak()]
-    return largest(alive)
+    needed = requirement(compiled)
+    return MemoryProfile(module.name, needed, tuple(live.curve.tolist()), largest(alive))
 
 
 def live_arguments(

@@ -26,7 +26,7 @@ from millrace.programs.steps.accumulate import make_accumulator
 from millrace.run.compiled_loop.executables import CompiledCall, LoopPrograms
 from millrace.run.memory.hlo_proto import read_buffers
 from millrace.run.memory.labels import ARGUMENTS, ROLE_OF_VARIABLES, LoopLabels, ValuePath
-from millrace.run.memory.liveness import alive_at_peak
+from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
 
 
@@ -70,14 +70,14 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
         batches=by_role["batches"],
         other=by_role["other"] + needed(peak) - named,
     )
-    alive = alive_at_peak(
+    profile = memory_profile(
         compiled,
         layer_finder(layer_names(model), renames_of(peak.executable)),
         LoopLabels(model, plan, peak.program).argument,
     )
     devices = tuple(map(str, plan.group.devices))
     name = f"{plan.mode.value}_{peak.program}"
-    return DeviceMemory(devices, name, (stage,), alive)
+    return DeviceMemory(devices, name, (stage,), profile.alive, curve=profile.curve)
 
 
 def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:

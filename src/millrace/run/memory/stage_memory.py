@@ -19,7 +19,7 @@ from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.run.memory.labels import ValueLabel, ValuePath
-from millrace.run.memory.liveness import alive_at_peak
+from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
 from millrace.run.memory.stage_labels import OF_MICRO_BATCH, StageLabels
 from millrace.run.memory.walk import PeakMoment, StageSizes, UpdateWalk
@@ -187,7 +187,7 @@ def _alive(
         return label
 
     layers = layer_finder(layer_names(model), renames_of(executable))
-    alive = list(alive_at_peak(compiled_of(executable), layers, label))
+    alive = list(memory_profile(compiled_of(executable), layers, label).alive)
     waiting = sum(each.nbytes for each in alive if each.name in in_flight)
     sums = {
         "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,
