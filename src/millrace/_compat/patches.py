@@ -194,7 +194,12 @@ def put_in(patch: Patch, undo: Callable[[], None], key: Hashable = None) -> None
 
 def take_out(patch: Patch, key: Hashable = None) -> None:
     """Undoes all changes under a patch, or that of a key; does nothing if there are none."""
-    _undo_each(lambda each, of: each is patch and key in (None, of))
+    with _lock:
+        undo = _undo.pop((patch, key), None)
+        if undo is not None:  # each call of a model takes its handler of Ctrl-C out
+            undo()
+        elif key is None:
+            _undo_each(lambda each, _: each is patch)
 
 
 def _undo_each(is_meant: Callable[[Patch, Hashable], bool]) -> None:
