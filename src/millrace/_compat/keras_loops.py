@@ -81,13 +81,15 @@ def asks_for_nothing(model: keras.Model, loop: str) -> bool:
 
 
 def is_stock(loop: Callable[..., object]) -> bool:
-    """Whether a `fit`, `evaluate` or `predict` is Keras's, and nobody else's around it."""
+    """Whether a `fit`, `evaluate` or `predict` is Keras's own: not a subclass's, nor patched."""
     original = unpatched(loop) if _module(loop) == __name__ else loop
     return _module(original).startswith("keras.")
 
 
 def _module(function: Any) -> str:
-    return getattr(function, "__globals__", {}).get("__name__", "")  # wrappers take `__module__`
+    return getattr(function, "__globals__", {}).get(
+        "__name__", ""
+    )  # unlike `__module__`, not copied by functools.wraps
 
 
 def _asking(original: Callable[..., object]) -> Callable[..., object]:

@@ -3,6 +3,8 @@
 EpochCallbackList     where no callback looks at batches                 here
 StepCallbackList      where callbacks look at each step of an execution  asynchronous.py
 Keras's own list      otherwise
+
+`callback_list` in asynchronous.py chooses.
 """
 
 from collections.abc import Iterable
