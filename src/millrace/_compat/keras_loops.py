@@ -87,9 +87,8 @@ def is_stock(loop: Callable[..., object]) -> bool:
 
 
 def _module(function: Any) -> str:
-    return getattr(function, "__globals__", {}).get(
-        "__name__", ""
-    )  # unlike `__module__`, not copied by functools.wraps
+    # Not `__module__`, which functools.wraps copies.
+    return getattr(function, "__globals__", {}).get("__name__", "")
 
 
 def _asking(original: Callable[..., object]) -> Callable[..., object]:
