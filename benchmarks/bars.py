@@ -18,20 +18,19 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Capability:
-    """One line of the table in README.
+class Claim:
+    """One row of the table in README.
 
-    `figure` has a `{}` for each of `names`, in order. Each shows the lowest and the highest figure
-    whose whole name matches; after "1 / ", a time is shown as a speed.
+    `text` has a `{}` for each of `names`, in order: the lowest and the highest figure whose whole
+    name matches. After "1 / ", a time is shown as a speed.
     """
 
     name: str
     page: str
-    peer: str = ""
-    figure: str = ""
-    script: str = ""
-    names: tuple[str, ...] = ()
-    is_cost: bool = False  # less is better
+    peer: str
+    text: str
+    script: str
+    names: tuple[str, ...]
 
 
 SECTIONS = {
@@ -357,171 +356,69 @@ SECTIONS = {
     ),
 }
 
-CAPABILITIES = (
-    Capability(
-        "Many steps in one compiled call: `steps_per_execution`",
+CLAIMS = (
+    Claim(
+        "Many steps in one compiled call",
         "steps_per_execution.md",
-        "plain Keras at its best setting",
-        "{}",
+        "plain Keras 3.15 at its best setting",
+        "{} times as fast",
         "steps_per_execution",
         (r".*: keras / millrace",),
     ),
-    Capability(
-        "Gradient accumulation, exact for ragged batches and a shorter last update",
-        "gradient_accumulation.md",
-        "the same with one update per batch",
-        "{}",
-        "gradient_accumulation",
-        (r".*: millrace \d+ / 1, .*",),
-        is_cost=True,
+    Claim(
+        "The same",
+        "steps_per_execution.md",
+        "Keras 3.16, which scans, at its best setting",
+        "{} times as fast",
+        "steps_per_execution",
+        (r".*: next keras / millrace",),
     ),
-    Capability(
-        "An infeed that prefetches, and keeps small data sets on the device",
-        "infeed.md",
-        "plain Keras on the same data set",
-        "{}",
-        "infeed",
-        (r".*: keras / millrace",),
+    Claim(
+        "Your own training loop, compiled",
+        "custom_loops.md",
+        "the same loop, handwritten in JAX",
+        "{} times as fast",
+        "custom_loop",
+        (r"1 / .*: repeat / jax fori_loop",),
     ),
-    Capability(
-        "Batches by hand, and `fit`, `evaluate` and `predict` of few steps, on one device",
-        "strategy.md",
-        "plain Keras",
-        "{}",
-        "calls",
-        (r"(?!.*replicas).*: millrace / keras",),
-        is_cost=True,
-    ),
-    Capability(
-        "Pipelines: a model cut into stages",
-        "pipelines.md",
-        "the model in one piece, on one core",
-        "{}",
-        "pipeline_tax",
-        (r".*: pipelined / in one piece",),
-        is_cost=True,
-    ),
-    Capability(
-        "Pipelines over processes and machines",
+    Claim(
+        "A pipeline over two processes",
         "processes.md",
         "`torch.distributed.pipelining`",
-        "{}",
+        "{} times as fast",
         "pipeline_processes",
         (r"1 / .*: millrace / torch",),
     ),
-    Capability(
-        "Replicas, also over processes; ZeRO sharding",
+    Claim(
+        "Replicas over two processes, large models",
         "replicas.md",
-        "two processes on two cores against one on one",
-        "{}",
+        "one process, on half of the cores",
+        "{} times as fast",
         "data_parallel",
-        (r".*: rows per second, two / one",),
+        (r"(mlp 1024.*|convnet 32): rows per second, two / one",),
     ),
-    Capability(
-        "Recomputation by boundaries",
+    Claim(
+        "Recomputation by boundaries, LSTM",
         "recomputation.md",
-        "the same LSTM without recomputation",
-        "{}, in {} the memory",
+        "the same without recomputation",
+        "{} of the memory, {} times as fast",
         "recompute_lstm",
-        (r"1 / time: .* / millrace, 0", r"memory: .* / millrace, 0"),
+        (r"memory: .* / millrace, 0", r"1 / time: .* / millrace, 0"),
     ),
-    Capability(
-        "Recomputation by budget, chosen for you",
+    Claim(
+        "Recomputation by budget, 23 families",
         "recomputation.md#a-budget",
         "plain training",
-        "a third of the activations for {} the FLOPs, the median of 23 families",
+        "0.33 of the memory of activations, {} times as fast (by FLOPs)",
         "recompute_budget",
-        (r"FLOPs for a third of the activations / plain",),
+        (r"1 / FLOPs for a third of the activations / plain",),
     ),
-    Capability(
-        "A cache of executables, and exported ones",
+    Claim(
+        "Start with executables from a cache, or exported",
         "compile_cache.md",
         "the first start of a process",
-        "{}; exported {}",
+        "{} times as fast, exported {}",
         "start_up",
         (r"1 / .*: cached / cold.*", r"1 / .*: exported / cold.*"),
     ),
-    Capability(
-        "The cause of every recompilation",
-        "recompilation.md",
-        "a step without watching",
-        "{} more",
-        "compile_watch",
-        (r".*: watching / a warm step",),
-        is_cost=True,
-    ),
-    Capability(
-        "Statistics of any activation and gradient, in every step",
-        "tensor_statistics.md",
-        "training without them",
-        "{}",
-        "tensor_statistics",
-        (r".*: every tensor and step / never watched",),
-        is_cost=True,
-    ),
-    Capability(
-        "NaNWatch: stops before the first bad update, and names the tensor",
-        "nan_watch.md",
-        "training without it",
-        "{}",
-        "nan_watch",
-        (r".*: NaNWatch / without",),
-        is_cost=True,
-    ),
-    Capability(
-        "Queues that carry tensors out of a running program",
-        "outfeed.md",
-        "a bare copy of the same bytes",
-        "{}",
-        "outfeed_queue",
-        (r"queue / bare copy",),
-        is_cost=True,
-    ),
-    Capability(
-        "Your own training loop, compiled",
-        "custom_loops.md",
-        "the same loop handwritten in JAX",
-        "{}",
-        "custom_loop",
-        (r".*: repeat / jax fori_loop",),
-        is_cost=True,
-    ),
-    Capability(
-        "Offloading of optimizer state and weights to host memory",
-        "offload.md",
-        "training with them on the device",
-        "{}",
-        "optimizer_offload",
-        (r"in host memory / on the device",),
-        is_cost=True,
-    ),
-    Capability(
-        "Checkpoints from which the same script continues, bit for bit",
-        "checkpoints.md",
-        "training without saves",
-        "{}",
-        "checkpoint_saves",
-        (r"steps: with saves / without",),
-        is_cost=True,
-    ),
-    Capability(
-        "Plans: micro-batches, recomputation, replicas, stages and schedule for a given memory",
-        "plan.md",
-    ),
-    Capability(
-        "Memory reports and out-of-memory errors that say what would fit", "memory_report.md"
-    ),
-    Capability(
-        "Reports: what limited a run, its memory, trace and operations, on one offline page",
-        "reports.md",
-        "training without records",
-        "{}",
-        "report_overhead",
-        (r".*: with records / without",),
-        is_cost=True,
-    ),
-    Capability("Schedules: drawn, simulated and checked before they run", "schedules.md"),
-    Capability("Scaling: where the time of more devices would go", "scaling.md"),
-    Capability("Pipelines of your own functions", "pipelines_of_functions.md"),
-    Capability("Programs written for the IPU", "porting.md"),
 )

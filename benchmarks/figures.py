@@ -88,20 +88,27 @@ class Result:
     device: str
     parts: tuple[Part, ...]
 
+    @property
+    def processor(self) -> str:
+        """The maker of the processor, such as `AMD`."""
+        return re.split(r"[ (,]", self.parts[0].header["machine"])[0]
+
 
 def results(folder: pathlib.Path = RESULTS, scripts: tuple[str, ...] | None = None) -> list[Result]:
-    """Returns the newest result of each script on each device, by script and device.
+    """Returns the newest result of each script, on each device with processors of each maker.
+
+    They are sorted by script and device, the newest last.
 
     Args:
         folder: of the files, `<date>-<script>-<device>.txt` or `<date>-<device>.txt`.
         scripts: names that may follow the date in a file's name; None is those beside this file.
     """
     scripts = scripts or tuple(path.stem for path in FOLDER.glob("*.py"))
-    newest: dict[tuple[str, str], Result] = {}
+    newest: dict[tuple[str, str, str], Result] = {}
     for path in sorted(folder.glob("*.txt")):
         result = read(path, scripts)
-        newest[result.script, result.device] = result
-    return [newest[key] for key in sorted(newest)]
+        newest[result.script, result.device, result.processor] = result
+    return sorted(newest.values(), key=lambda result: (result.script, result.device, result.date))
 
 
 def read(path: pathlib.Path, scripts: tuple[str, ...]) -> Result:

@@ -10,10 +10,10 @@ import argparse
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from bars import CAPABILITIES, SECTIONS, Capability, Section
-from figures import Figure, Part, Result, results
+from bars import CLAIMS, SECTIONS, Claim, Section
+from figures import Figure, Result, results
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -47,7 +47,8 @@ def page(found: Iterable[Result]) -> str:
         ValueError: if a script has no section, a missed bar has no reason, or a reason belongs to
             no missed bar.
     """
-    on_cpu = {result.script: result for result in found if result.device == "cpu"}
+    found = list(found)
+    on_cpu = _by_script(found)
     elsewhere = [result for result in found if result.device != "cpu"]
     if unknown := sorted(set(on_cpu) - set(SECTIONS)):
         raise ValueError(
@@ -55,7 +56,7 @@ def page(found: Iterable[Result]) -> str:
             "benchmarks/bars.py."
         )
     blocks = [_INTRODUCTION, _summary(on_cpu)]
-    blocks += [_section(SECTIONS[name], on_cpu[name]) for name in SECTIONS if name in on_cpu]
+    blocks += [_section(SECTIONS[name], *on_cpu[name]) for name in SECTIONS if name in on_cpu]
     blocks.append(_on_gpus(elsewhere))
     if missing := [name for name in SECTIONS if name not in on_cpu]:
         names = ", ".join(f"[`{name}.py`](../benchmarks/{name}.py)" for name in missing)
@@ -63,13 +64,24 @@ def page(found: Iterable[Result]) -> str:
     return "\n".join(blocks)
 
 
-def _summary(found: Mapping[str, Result]) -> str:
-    figures = [f for r in found.values() for part in r.parts for f in part.figures if f.bar]
+def _by_script(found: Iterable[Result]) -> dict[str, list[Result]]:
+    """Returns the results on CPUs of each script, the newest last."""
+    of_script: dict[str, list[Result]] = {}
+    for result in found:
+        if result.device == "cpu":
+            of_script.setdefault(result.script, []).append(result)
+    return of_script
+
+
+def _summary(found: Mapping[str, Sequence[Result]]) -> str:
+    newest = [results[-1] for results in found.values()]
+    figures = [f for r in newest for part in r.parts for f in part.figures if f.bar]
     met = sum(bool(figure.met) for figure in figures)
     return f"Bars: {met} of {len(figures)} met, {len(figures) - met} missed.\n"
 
 
-def _section(section: Section, result: Result) -> str:
+def _section(section: Section, *measured: Result) -> str:
+    *others, result = measured
     lines = [f"## {section.title}\n", section.text + "\n"]
     missed, reasons = [], set()
     for part in result.parts:
@@ -88,7 +100,12 @@ def _section(section: Section, result: Result) -> str:
             f"{result.path.name} misses {unexplained}. Say why in SECTIONS of benchmarks/bars.py."
         )
     more = f" Feature: [{section.page}]({section.page})." if section.page else ""
-    return "\n".join([*lines, _source(result) + more + "\n"])
+    lines.append(_source(result) + more + "\n")
+    for other in others:
+        lines += [f"With a processor of {other.processor}:\n"]
+        lines += [row for part in other.parts for row in _table(part.figures)]
+        lines.append(_source(other) + "\n")
+    return "\n".join(lines)
 
 
 def _table(figures: Iterable[Figure]) -> list[str]:
@@ -126,56 +143,41 @@ def _on_gpus(found: list[Result]) -> str:
 
 def table(found: Iterable[Result]) -> str:
     """Returns the table in README, and the origin of its figures."""
-    on_cpu = {result.script: result for result in found if result.device == "cpu"}
-    gains = [
-        "| gains: more is better | compared with | speed, if nothing else is said |",
-        "|---|---|--:|",
-    ]
-    costs = ["| costs: less is better | compared with | time |", "|---|---|--:|"]
-    others: list[str] = []
-    shown: list[Part] = []
-    for capability in CAPABILITIES:
-        name = f"[{capability.name}](docs/{capability.page})"
-        result = on_cpu.get(capability.script)
-        if result:
-            rows = costs if capability.is_cost else gains
-            rows.append(f"| {name} | {capability.peer} | {_figure(capability, result)} |")
-            shown += result.parts
-        else:
-            others.append(name)
-    dates = sorted(part.header["date"] for part in shown)
-    versions = sorted({part.header["versions"] for part in shown})
+    on_cpu = _by_script(found)
+    rows = ["| | compared with | figures | processor, date |", "|---|---|---|---|"]
+    versions: set[str] = set()
+    for claim in CLAIMS:
+        measured = on_cpu[claim.script]
+        origin = ", ".join(f"{result.processor} {result.date}" for result in measured)
+        name = f"[{claim.name}](docs/{claim.page})"
+        rows.append(f"| {name} | {claim.peer} | {_range(claim, measured)} | {origin} |")
+        versions |= {part.header["versions"] for result in measured for part in result.parts}
     return "\n".join(
         [
-            *gains,
+            *rows,
             "",
-            *costs,
-            "",
-            f"Medians from {dates[0]} to {dates[-1]}, two CPU cores, {'; '.join(versions)}. "
+            f"Medians, the lowest and the highest of all cases; two CPU cores; "
+            f"{'; '.join(sorted(versions))}. Below 1.00 times as fast, the other one is faster. "
             "[All figures](docs/benchmarks.md), with their spread, their bars, and the reasons for "
-            f"missed bars. Without a figure: {'; '.join(others)}.",
+            "missed bars.",
             "",
         ]
     )
 
 
-def _figure(capability: Capability, result: Result) -> str:
-    figures = [figure for part in result.parts for figure in part.figures]
+def _range(claim: Claim, measured: Iterable[Result]) -> str:
+    """Returns the lowest and the highest figure of all processors, for each name of a claim."""
+    figures = [figure for result in measured for part in result.parts for figure in part.figures]
     ranges = []
-    for name in capability.names:
+    for name in claim.names:
         pattern, is_inverted = name.removeprefix("1 / "), name.startswith("1 / ")
-        found = [figure for figure in figures if re.fullmatch(pattern, figure.name)]
-        if not found:
-            raise ValueError(f"{result.path.name} has no figure named {pattern!r}.")
-        found.sort(key=lambda figure: float(figure.value), reverse=is_inverted)
-        ends = dict.fromkeys(
-            f"{1 / float(figure.value):.2f}{figure.unit}"
-            if is_inverted
-            else f"{figure.value}{figure.unit}"
-            for figure in (found[0], found[-1])
-        )
-        ranges.append(" to ".join(ends))
-    return capability.figure.format(*ranges)
+        values = [float(f.value) for f in figures if re.fullmatch(pattern, f.name)]
+        if not values:
+            raise ValueError(f"{claim.script} has no figure named {pattern!r}.")
+        if is_inverted:
+            values = [1 / value for value in values]
+        ranges.append(" to ".join(dict.fromkeys(f"{v:.2f}" for v in (min(values), max(values)))))
+    return claim.text.format(*ranges)
 
 
 def main() -> None:

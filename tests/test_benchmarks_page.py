@@ -139,6 +139,15 @@ def test_the_newest_result_counts(scripts, tmp_path):
     assert result.date == "2026-01-02"
 
 
+def test_processors_of_each_maker_count(section, tmp_path):
+    other = HEADER.replace("Some Processor", "Other Chip").replace("01-01", "01-02") + "a = 3.00x\n"
+    tmp_path.joinpath("2026-01-02-loop-cpu.txt").write_text(other)
+    text = section(tmp_path, "a = 2.00x\n", {})
+    newest, older = text.split("With a processor of Some:")
+    assert "| a | 3.00x |" in newest
+    assert "| a | 2.00x |" in older
+
+
 def test_a_result_needs_words(scripts, tmp_path):
     page, figures = scripts
     tmp_path.joinpath("2026-01-01-loop-cpu.txt").write_text(HEADER + "a = 1.20x\n")
@@ -151,8 +160,19 @@ def test_every_section_is_of_a_script(scripts):
     assert [name for name in page.SECTIONS if not (BENCHMARKS / f"{name}.py").exists()] == []
 
 
+def test_the_table_in_the_readme_has_eight_rows_and_no_empty_cell():
+    table = (ROOT / "README.md").read_text().split("<!-- capabilities -->")[1]
+    rows = re.findall(r"^\| (.*) \|$", table, re.MULTILINE)[1:]
+    cells = [row.split(" | ") for row in rows]
+    assert len(cells) == 8
+    for _, peer, figures, processors in cells:
+        assert peer
+        assert re.search(r"\d times as fast", figures)
+        assert re.search(r"(AMD|Intel) 20\d\d-", processors)
+
+
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_make_bench_runs_benchmarks_only():

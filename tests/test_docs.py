@@ -72,7 +72,7 @@ def test_the_index_lists_every_page():
 @pytest.mark.slow
 def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     text = README.read_text()
-    _, code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     script = tmp_path / "readme.py"
     script.write_text(code + PLAIN)
@@ -92,16 +92,6 @@ def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     if Version(keras.__version__).release < (3, 16):  # draws other initial weights
         assert f"{found}\n" == printed
     assert not list((tmp_path / "empty").iterdir())
-
-
-@pytest.mark.slow
-def test_the_first_program_of_the_readme_runs(tmp_path):
-    first, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", first], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert re.search(r"Epoch 3/3\n.*512/512.* loss: ", done.stdout, re.DOTALL)
 
 
 @pytest.mark.parametrize("library", ["Python", "Keras", "JAX"])
@@ -127,11 +117,11 @@ def test_no_link_breaks_on_a_package_index():
     text = ProjectMetadata(str(ROOT), PluginManager()).core.readme
     assert LINK.findall(text) == []
     assert "*Trace of one update: " in text
-    assert "| Pipelines: a model cut into stages | the model in one piece" in text
+    assert "| A pipeline over two processes | `torch.distributed.pipelining`" in text
 
 
 def test_the_example_in_the_readme_is_about_ten_lines():
-    _, code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
 
 
