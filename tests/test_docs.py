@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -61,6 +62,26 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
         "no.md: there is no such file",
         "page.md#fit: page.md has no such heading",
     ]
+
+
+REFERENCE = {
+    *("benchmarks", "errors", "faq", "how_it_works", "index", "lost_state", "models", "options"),
+    *("patches", "versions", "words"),
+}
+GUIDES = [page for page in sorted(ROOT.glob("docs/*.md")) if page.stem not in REFERENCE]
+PROGRAMS = runpy.run_path(str(ROOT / "docs" / "programs.py"))
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_begins_with_a_program_of_the_examples(page):
+    title, lead, rest = page.read_text().split("\n\n", 2)
+    assert title.startswith("# ")
+    assert len(re.findall(r"[.?!](?=\s|$)", lead)) <= 2
+    found = PROGRAMS["PROGRAM"].match(rest)
+    assert found, "the program comes after at most two sentences"
+    assert re.search(r"^(import millrace|from millrace)", found["code"], re.MULTILINE)
+    assert len(found["code"].splitlines()) <= 50
+    assert PROGRAMS["written"](page.read_text()) == page.read_text(), "run docs/programs.py"
 
 
 def test_the_index_lists_every_page():

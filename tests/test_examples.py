@@ -1,5 +1,8 @@
+"""The programs in examples/, and those that pages of docs/ begin with."""
+
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -9,14 +12,23 @@ from case_marks import with_marks
 from quick_compiler import compiler
 
 ROOT = pathlib.Path(__file__).parent.parent
-CASES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = {page.name: page.read_text() for page in ROOT.glob("docs/*.md")}
+PROGRAM = runpy.run_path(str(ROOT / "docs" / "programs.py"))["PROGRAM"]
+SHOWN = [(name, found) for name in PAGES for found in PROGRAM.finditer(PAGES[name])]
+CASES = sorted({*(ROOT / "examples").glob("*.py"), *(ROOT / found["path"] for _, found in SHOWN)})
+ELSEWHERE = "processes.py", "replicated_convnet.py"  # run below, with others of their kind
+
+
+def words(output):
+    """An output with one number in place of all, whose digits and units the machine decides."""
+    return re.sub(r"[-+]?\d[\w.,%:-]*( [KMG]?B\b)?", "0", output).split()
 
 
 def run(path, directory, *command):
     # Without the backend that the tests have set, and in any directory, as a user would run it.
     environment = {k: v for k, v in compiler.environment().items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
-        [sys.executable, *command, str(path), "--small"],
+        [sys.executable, *command, str(path), *["--small"] * ("--small" in path.read_text())],
         cwd=directory,
         env=environment,
         capture_output=True,
@@ -25,12 +37,18 @@ def run(path, directory, *command):
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     assert not list(directory.iterdir())  # it leaves nothing behind
+    if not command:
+        for page, found in SHOWN:
+            if ROOT / found["path"] == path and found["output"] is not None:
+                assert words(result.stdout) == words(found["output"]), page
     return result.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", with_marks(CASES, exhaustive=("demo.py",)), ids=lambda path: path.stem
+    "path",
+    with_marks([path for path in CASES if path.name not in ELSEWHERE], exhaustive=("demo.py",)),
+    ids=lambda path: path.stem,
 )
 def test_runs(path, tmp_path):
     run(path, tmp_path)
@@ -59,5 +77,5 @@ def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path)
 
 
 def test_every_example_is_named_in_the_docs():
-    text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    text = "".join(PAGES.values())
     assert [path.name for path in CASES if path.name not in text] == []
