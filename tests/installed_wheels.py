@@ -49,7 +49,7 @@ with ipu.ipu_strategy.IPUStrategy().scope():
     print("sum", float(tf.reduce_sum(tf.constant([1.0, 2.0]))))
 """,
     # Without the types of the package, this has no error.
-    "typed.py": 'import millrace\ndevices: int = millrace.Strategy("cpu:1").devices\n',
+    "typed.py": "import millrace\nplan: int = millrace.Strategy().plan(None, None)\n",
 }
 
 
@@ -74,7 +74,7 @@ def try_on(python: str, folder: pathlib.Path, wheels: list[str], pins: pathlib.P
     run("python digits.py --small")
     checker = pathlib.Path(sys.executable).with_name("basedpyright")
     command = f"{checker} --pythonpath env/bin/python typed.py"
-    run(command, shows='"tuple[Device, ...]" is not assignable to "int"', code=1)
+    run(command, shows='"TrainingPlan" is not assignable to "int"', code=1)
     run("python -m pip uninstall -q -y millrace millrace-ipu")
     left = [str(path) for path in (folder / "env").rglob("millrace*")]
     assert not left, f"pip uninstall leaves {left}"

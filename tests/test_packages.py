@@ -80,7 +80,7 @@ def test_both_have_the_addresses_of_the_project(core, name):
 
 def test_the_addresses_are_written_once():
     texts = [ROOT / "hatch_build.py", *ROOT.glob("*.md"), *ROOT.glob("millrace-ipu/*.*")]
-    for path in [*texts, *FORMS, *ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.*")]:
+    for path in [*texts, *FORMS, *ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md")]:
         assert REPOSITORY not in path.read_text(), path
 
 
