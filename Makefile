@@ -13,7 +13,7 @@ JOBS ?= 1
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
 
-.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check mutants format bench benchmarks-page gpu lock clean
+.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check mutants format bench benchmarks-page gpu wheels test-wheels release lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -95,6 +95,15 @@ benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchm
 gpu:  ## all that needs a GPU, in 20 minutes, with PY as it is; WHEELS=dir of what it lacks
 	@$(PY) benchmarks/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) \
 	  $(if $(NEXT_WHEELS),--next-wheels $(NEXT_WHEELS)) $(GPU)
+
+wheels: $(READY)  ## the wheels and sdists of both distributions, into dist/
+	@$(BIN)/python release.py
+
+test-wheels: $(READY)  ## what is in dist/, installed for every Python: minutes, and a network
+	@$(BIN)/python tests/installed_wheels.py $(PY) $(OTHERS)
+
+release: $(READY)  ## the same of a tag, which is checked: TAG=v1.2.3
+	@$(BIN)/python release.py $(or $(TAG),$(error Set TAG to the tag of the release))
 
 lock:  ## resolve pyproject.toml anew into requirements/
 	@$(BIN)/python -m pip install -q uv

@@ -131,16 +131,6 @@ def test_the_versions_in_the_readme_are_those_that_install(library):
         assert spec.endswith(f",<{major}.{int(minor) + 1}")
 
 
-def test_no_link_breaks_on_a_package_index():
-    from hatchling.metadata.core import ProjectMetadata
-    from hatchling.plugin.manager import PluginManager
-
-    text = ProjectMetadata(str(ROOT), PluginManager()).core.readme
-    assert LINK.findall(text) == []
-    assert "*Trace of one update: " in text
-    assert "| A pipeline over two processes | `torch.distributed.pipelining`" in text
-
-
 def test_the_example_in_the_readme_is_about_ten_lines():
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10

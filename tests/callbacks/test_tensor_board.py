@@ -25,7 +25,7 @@ def test_scalars_for_tensorboard(strategy, tmp_path):
 
 def test_tensorboard_is_asked_for_where_it_is_absent(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(millrace.errors.OptionError, match=r"pip install 'millrace\[tensorboard\]'"):
+    with pytest.raises(millrace.errors.OptionError, match=r'pip install "millrace\[tensorboard\]"'):
         watch("out", tensorboard=tmp_path)
 
 

@@ -1,9 +1,13 @@
+import platform
 import subprocess
 import sys
 
+import jax
+import keras
 import pytest
 from click.testing import CliRunner
 
+import millrace
 from millrace.run.schedules.one_f_one_b import one_f_one_b
 from millrace.run.schedules.sequential import batch_serialized
 from millrace.run.schedules.text import grid, write
@@ -20,6 +24,7 @@ def run(*words, width=100, size=SIZE):
 
 
 def test_the_flags():
+    assert " ".join(flag for p in main.params for flag in p.opts) == "--version"
     assert set(main.commands) == {
         *("checkpoint", "compile-log", "launch", "port", "poprun"),
         *("report", "run", "simulate"),
@@ -44,6 +49,21 @@ def test_the_flags():
         "--backward --backward-input --backward-weight --transfer --dispatch "
         "--gradient-sum --update --summary --text"
     )
+
+
+def test_the_version_has_what_a_bug_report_needs(monkeypatch):
+    first, packages, machine = CliRunner().invoke(main, ["--version"]).output.splitlines()
+    assert first == f"millrace {millrace.__version__}"
+    for each in (f"jax {jax.__version__}", f"keras {keras.__version__}", "python 3.", "numpy "):
+        assert each in packages
+    assert machine == f"{platform.platform()}; devices: 8 x cpu (cpu)"
+
+    def fails():
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(jax, "devices", fails)
+    output = CliRunner().invoke(main, ["--version"]).output
+    assert output.endswith("devices: RuntimeError('no driver')\n")
 
 
 def test_draws_a_schedule_with_its_numbers():

@@ -8,8 +8,7 @@ optimizers/  optimizers that accumulate, and that add up gradients of replicas
 _compat/     private names of Keras that only these need
 """
 
+from millrace import __version__ as __version__  # both are released together
 from millrace.extend import add_own_package as _add_own_package
 
 _add_own_package(__name__, __file__)
-
-__version__ = "0.1.0"

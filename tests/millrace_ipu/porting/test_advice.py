@@ -17,8 +17,8 @@ tensorflow.python.ops.math_ops.reduce_mean              tf.math.reduce_mean
 tensorflow.python.framework.ops.convert_to_tensor       tf.convert_to_tensor
 tensorflow.python.unlisted.module.reduce_sum            tf.reduce_sum
 tensorflow.python.platform.gfile.Exists                 open()
-tensorflow.io.parse_single_example                      pip install tensorflow
-tensorflow.data.TFRecordDataset                         pip install tensorflow
+tensorflow.io.parse_single_example                      millrace[tensorflow]
+tensorflow.data.TFRecordDataset                         millrace[tensorflow]
 tensorflow.math.erfinv                                  keras.ops.erfinv
 tensorflow.bitwise.invert                               jax.numpy.invert
 tensorflow.signal.fft                                   keras.ops.fft

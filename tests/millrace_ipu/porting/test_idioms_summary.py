@@ -170,7 +170,7 @@ np.save("losses.npy", history.history["loss"])
 
 def test_the_package_is_asked_for_where_it_is_absent(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(OptionError, match=r"pip install 'millrace-ipu\[tensorboard\]'"):
+    with pytest.raises(OptionError, match=r'pip install "millrace-ipu\[tensorboard\]"'):
         summary.create_file_writer(tmp_path / "logs")
 
 

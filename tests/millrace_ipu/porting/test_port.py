@@ -219,7 +219,7 @@ def test_code_that_does_not_stop_the_program_is_said_to_be_such():
 def test_packages_that_need_tensorflow():
     what, instead = one("import tensorflow_datasets as tfds")
     assert what == "import of tensorflow_datasets, which needs TensorFlow"
-    assert instead.startswith("pip install tensorflow tensorflow-datasets")
+    assert instead.startswith('python -m pip install "millrace[tensorflow]" tensorflow-datasets')
     assert findings("import numpy, os.path, no_such_package") == []
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from millrace_ipu.ipu.replacements import IPU
 from millrace_ipu.porting import keras2_names
 from millrace_ipu.porting.private_paths import public_name
-from millrace_ipu.tensorflow.replacements import ADVICE, OPERATIONS, TENSORFLOW, operation
+from millrace_ipu.tensorflow.replacements import ADVICE, INSTALL, OPERATIONS, TENSORFLOW, operation
 from millrace_ipu.tensorflow.unsupported import Unsupported, is_supported, longest
 
 HOMES = {"ipu": "millrace_ipu.ipu", "tensorflow": "millrace_ipu.tensorflow", "keras": "keras"}
@@ -37,7 +37,6 @@ _RAISING = "keras.optimizers.legacy."  # names of Keras 3 that only raise
 _OF_JAX = ("jax.numpy", "jax.lax", "jax.nn", "jax.scipy.special", "jax.numpy.linalg", "jax.random")
 _OF_KERAS = ("layers", "optimizers", "losses", "metrics", "utils", "callbacks", "initializers")
 _ABSENT = Unsupported("", str)
-_INSTALL = "a function of jax.numpy; or pip install tensorflow, which has the name"
 
 
 def canonical(name: str) -> str:
@@ -148,7 +147,7 @@ def _of_tensorflow(name: str) -> str:
     result = _operation(short)
     if result is not None and (text is None or result.startswith("keras.")):
         return result
-    return text or _INSTALL
+    return text or f"a function of jax.numpy; or {INSTALL}, which has the name"
 
 
 def _operation(name: str) -> str | None:

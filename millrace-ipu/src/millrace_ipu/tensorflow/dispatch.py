@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from millrace_ipu.tensorflow.graph_mode import Deferred, is_deferred
-from millrace_ipu.tensorflow.replacements import OPERATIONS, operation, unsupported
+from millrace_ipu.tensorflow.replacements import INSTALL, OPERATIONS, operation, unsupported
 
 _FIRST = ("input_tensor", "input", "tensor", "value", "values", "x", "features", "logits")
 _SHARED = ("tensorflow", "tensorflow.python")
@@ -82,7 +82,7 @@ def real_name(path: str, advice: str = "") -> Any:
         instead = operation(path, OPERATIONS) or "keras.ops or jax.numpy"
         raise AttributeError(
             f"millrace_ipu.tensorflow has no {path!r}: it has only the names that IPU programs use "
-            f"most. {advice or f'Write it with {instead}'}, or install tensorflow: "
+            f"most. {advice or f'Write it with {instead}'}, or run {INSTALL}: "
             "millrace_ipu.tensorflow then has all names of it."
         )
     for name in path.split("."):

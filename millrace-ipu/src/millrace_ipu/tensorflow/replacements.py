@@ -59,8 +59,9 @@ TENSORFLOW = {
 # Names that have no replacement of the same form: code to write, or what to remove.
 _FILES = "pathlib.Path and open()"
 _IMAGES = "keras.utils.load_img(path) and img_to_array(image), or PIL"
-_NEEDS_TENSORFLOW = "pip install tensorflow: the name then works in the code that loads the data"
-_RECORDS = "pip install tensorflow: tf.data then reads them; or tf.data.Dataset.from_generator"
+INSTALL = 'python -m pip install "millrace[tensorflow]"'
+_NEEDS_TENSORFLOW = f"{INSTALL}: the name then works in the code that loads the data"
+_RECORDS = f"{INSTALL}: tf.data then reads them; or tf.data.Dataset.from_generator"
 _STRINGS = "methods of str, in the generator of tf.data.Dataset.from_generator"
 _CELL = "keras.layers.RNN(keras.layers.LSTMCell(units))"
 _SAVE = "model.save('name.keras') and keras.saving.load_model('name.keras')"

@@ -36,8 +36,9 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise OptionError(
-            f"Event files for TensorBoard need the package tensorboard ({error}). Run pip install "
-            "'millrace-ipu[tensorboard]', or remove tf.summary and keras.callbacks.TensorBoard."
+            f"Event files for TensorBoard need the package tensorboard ({error}). Run python -m "
+            'pip install "millrace-ipu[tensorboard]", or remove tf.summary and '
+            "keras.callbacks.TensorBoard."
         ) from error
 
 

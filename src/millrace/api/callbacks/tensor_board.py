@@ -42,8 +42,8 @@ class EventFile:
             records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         except ImportError as error:
             raise OptionError(
-                f"tensorboard={str(directory)!r} needs the package tensorboard ({error}). Run pip "
-                "install 'millrace[tensorboard]', or leave tensorboard=None and read .history."
+                f"tensorboard={str(directory)!r} needs the package tensorboard ({error}). Run "
+                'python -m pip install "millrace[tensorboard]", or read .history instead.'
             ) from error
         self._record_writer = records.RecordWriter
         self._directory = pathlib.Path(directory)

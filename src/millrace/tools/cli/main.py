@@ -13,10 +13,14 @@ Drawings and tables are plain ASCII, with colors on a terminal.
 
 import importlib.metadata
 import os
+import platform
+from collections import Counter
 from typing import Any
 
 import click
+import jax
 
+from millrace.compilation.explain.key import versions
 from millrace.errors import MillraceError
 from millrace.tools.cli.checkpoint import checkpoint_command
 from millrace.tools.cli.compile_log import compile_log_command
@@ -41,8 +45,30 @@ class Commands(click.Group):
             ctx.exit(2)
 
 
+def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or context.resilient_parsing:
+        return
+    try:
+        kinds = Counter(f"{each.platform} ({each.device_kind})" for each in jax.devices())
+        devices = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    except Exception as error:  # of JAX, such as for a driver too old: it belongs into the report
+        devices = repr(error)
+    found = versions()
+    click.echo(f"millrace {found.pop('millrace')}")
+    click.echo(", ".join(f"{name} {version}" for name, version in found.items()))
+    click.echo(f"{platform.platform()}; devices: {devices}")
+    context.exit()
+
+
 @click.group(cls=Commands)
-@click.version_option(package_name="millrace")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_versions,
+    help="Show the versions and devices that a bug report needs.",
+)
 def main() -> None:
     """Run, inspect and port programs that use millrace."""
 

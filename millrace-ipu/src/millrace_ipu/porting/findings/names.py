@@ -19,7 +19,7 @@ from millrace_ipu.porting.replacements import (
     shown,
     what_to_write,
 )
-from millrace_ipu.tensorflow.replacements import MODULES
+from millrace_ipu.tensorflow.replacements import INSTALL, MODULES
 from millrace_ipu.tensorflow.unsupported import longest
 
 _TAPE = (
@@ -28,10 +28,10 @@ _TAPE = (
 )
 # Packages that import TensorFlow themselves, with what does the same without it.
 NEED_TENSORFLOW = {
-    "tensorflow_datasets": "pip install tensorflow tensorflow-datasets; or keras.datasets",
-    "tensorflow_text": "pip install tensorflow tensorflow-text; or keras_hub.tokenizers",
-    "tensorflow_io": "pip install tensorflow tensorflow-io; or tf.data.Dataset.from_generator",
-    "tensorflow_transform": "pip install tensorflow tensorflow-transform; or NumPy",
+    "tensorflow_datasets": f"{INSTALL} tensorflow-datasets; or keras.datasets",
+    "tensorflow_text": f"{INSTALL} tensorflow-text; or keras_hub.tokenizers",
+    "tensorflow_io": f"{INSTALL} tensorflow-io; or tf.data.Dataset.from_generator",
+    "tensorflow_transform": f"{INSTALL} tensorflow-transform; or NumPy",
     "tensorflow_model_optimization": "the model without it: it wraps layers of Keras 2",
     "tensorflow_ranking": "losses of keras.losses: it needs Keras 2",
     "tensorflow_recommenders": "keras_rs",
