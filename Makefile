@@ -13,7 +13,7 @@ JOBS ?= 1
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
 
-.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check mutants format bench benchmarks-page gpu wheels test-wheels release lock clean
+.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check docs mutants format bench benchmarks-page gpu wheels test-wheels release lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -79,6 +79,11 @@ check: $(READY)  ## format, lint, types, layering
 	@$(BIN)/ruff check .
 	@$(BIN)/basedpyright
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_public_api.py
+
+docs: $(READY)  ## the documentation as a site, build/docs/index.html; a warning is an error
+	@rm -rf build/docs build/docs-source && mkdir -p build/docs-source
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs/site -d build/docs-doctrees build/docs-source build/docs
+	@echo "build/docs/index.html"
 
 mutants: $(READY)  ## puts errors into a copy of the source: which do the tests notice? MUTANTS="--area plan"
 	@$(BIN)/python tests/mutants/run.py $(MUTANTS)

@@ -48,7 +48,7 @@ def dataset_benchmark(
         apply_debug_options: without effect.
 
     Returns:
-        A list of one text in JSON, `{"epochs": [...]}`.
+        A list of one text in JSON, an object with the key `epochs`.
 
     Raises:
         OptionError: if a number is below 1.
