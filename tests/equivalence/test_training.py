@@ -59,7 +59,25 @@ def test_models(strategy, case):
     "case",
     with_marks(
         cases.OPTIONS,
-        slow=("stateful-metrics", "weighted-metrics", "loss-weights", "bfloat16-normalized"),
+        # The last three are trained by test_updates_in_order.py, too.
+        slow=(
+            "stateful-metrics",
+            "weighted-metrics",
+            "loss-weights",
+            "bfloat16-normalized",
+            "class-weight-integers",
+            "ema-overwrite",
+            "exponential-decay",
+            "lion",
+            "nadam",
+            "nesterov",
+            "rmsprop",
+            "shuffle-none",
+            "staircase",
+            "amsgrad",
+            "global-clipnorm",
+            "loss-scaling",
+        ),  # fmt: skip
         quick=("validation-data",),
     ),
     ids=lambda case: case.name,
