@@ -77,7 +77,7 @@ def test_models(strategy, case):
             "amsgrad",
             "global-clipnorm",
             "loss-scaling",
-        ),  # fmt: skip
+        ),
         quick=("validation-data",),
     ),
     ids=lambda case: case.name,
