@@ -12,7 +12,7 @@ PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "scaling.md").rea
 PARTS = ("work", "bubble", "transfers", "dispatch", "gradient sum", "update")
 (COMMON,) = re.findall(r"^    \$ millrace (simulate --summary .*) OPTIONS$", PAGE, re.MULTILINE)
 ROWS = re.findall(r"^\| `(--stages .*?)` \|.*$", PAGE, re.MULTILINE)
-FEW = 20_000  # forwards
+FEW = 5_000  # forwards
 
 
 def forwards(options):

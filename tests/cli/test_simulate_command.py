@@ -9,6 +9,7 @@ from millrace.base.records.directory import RunDirectory
 from millrace.base.records.timeline import Span
 from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.compilation.executables import progress
+from millrace.tools.cli import simulate
 from millrace.tools.cli.main import main
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
@@ -64,10 +65,12 @@ def test_a_summary_of_ones_own_schedule():
     assert "group 0 |" not in result.stdout
 
 
-def test_more_than_can_be_drawn_becomes_a_summary():
-    result = run(size=["--stages", "100", "--micro-batches", "1001"])
-    assert "bubble  9.0%   (textbook, with free transfers: 9.0%)" in result.stdout
-    assert "activation sets at the peak: 100 on group 0, 1 on group 99" in result.stdout
+def test_more_than_can_be_drawn_becomes_a_summary(monkeypatch):
+    monkeypatch.setattr(simulate, "_MAX_DRAWN", 1000)
+    assert "stage 0 |" in run(size=["--stages", "10", "--micro-batches", "100"]).stdout
+    result = run(size=["--stages", "10", "--micro-batches", "101"])
+    assert "bubble  8.2%   (textbook, with free transfers: 8.2%)" in result.stdout
+    assert "activation sets at the peak: 10 on group 0, 1 on group 9" in result.stdout
     assert "stage 0 |" not in result.stdout
 
 

@@ -10,8 +10,6 @@ from keras import layers
 import millrace
 from millrace.tools.memory_report import refusals
 
-pytestmark = pytest.mark.shipped_compiler
-
 
 def deep(strategy, depth=12):
     keras.utils.set_random_seed(0)
@@ -39,6 +37,7 @@ def trained(budget):
 
 
 @pytest.mark.slow
+@pytest.mark.shipped_compiler
 def test_training_keeps_to_its_budget_and_to_its_numbers(caplog):
     plain, losses = trained(None)
     peaks = []

@@ -11,8 +11,6 @@ import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.programs.plan import Mode
 
-pytestmark = pytest.mark.shipped_compiler
-
 TWICE = {"gradient_accumulation_steps_per_replica": 2, "batch_serialization_iterations": 3}
 
 

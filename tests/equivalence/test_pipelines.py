@@ -274,6 +274,9 @@ OPTIMIZERS = {
             "nadam",
             "loss-scaling",
             "loss-scaling-clipped",
+            "adamw",
+            "clipvalue",
+            "lion",
         ),
     ),
 )

@@ -11,8 +11,6 @@ from keras import layers
 from millrace.programs.plan import Recompute
 from millrace.run.fit import functions
 
-pytestmark = pytest.mark.shipped_compiler
-
 WIDTH = 8
 
 

@@ -55,7 +55,7 @@ QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("sub
             case,
             choice,
             id=f"{case.name}-{choice}",
-            marks=pytest.mark.shipped_compiler if (case.name, choice) in QUICK else SELDOM[choice],
+            marks=() if (case.name, choice) in QUICK else SELDOM[choice],
         )
         for case in MODELS
         for choice in (2, 1000)
@@ -190,7 +190,6 @@ def test_stages(schedule, replicas):
 
 
 @pytest.mark.slow
-@pytest.mark.shipped_compiler
 def test_stages_keep_less(strategy):
     """What waits for its backward are the inputs of a stage, or of its segments."""
     in_flight = {}

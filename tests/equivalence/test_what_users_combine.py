@@ -319,6 +319,10 @@ SLOW = (
     "several_outputs",
     "numbers_of_unusual_dtypes",
     "clones_of_a_trained_model",
+    "predictions_of_a_dict",
+    "averaged_weights",
+    "schedules_of_both_kinds",
+    "loss_scaling",
 )
 
 

@@ -11,8 +11,6 @@ from millrace.run.memory.labels import ValueLabel
 from millrace.run.memory.liveness import memory_profile
 from millrace.run.memory.owners import layer_finder
 
-pytestmark = pytest.mark.shipped_compiler
-
 MOST = 1e-3  # of the peak, by which ours may be above
 
 

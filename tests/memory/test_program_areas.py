@@ -19,7 +19,7 @@ from millrace.compilation.executables.executable import compiled_of
 from millrace.tools.operations.groups import program_of
 from millrace.tools.recording.program_memory import program_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.shipped_compiler]
+pytestmark = pytest.mark.slow
 
 MOST = 0.01  # of the peak, by which it may differ
 LEAST = 0.95  # of the bytes must have a layer or a role

@@ -17,8 +17,6 @@ from millrace.errors import ModelError, OptionError, OutOfMemoryError, PlanError
 from millrace.run.compiled_loop.runner import ScanRunner
 from millrace.run.pipelines.programs.executables import StageExecutables
 
-pytestmark = pytest.mark.shipped_compiler
-
 ROWS, FEATURES = 512, 32
 
 
@@ -45,6 +43,7 @@ def parameters(model):
     return sum(v.value.nbytes for v in model.trainable_variables)
 
 
+@pytest.mark.shipped_compiler
 def test_the_peak_is_the_compilers_and_fit_compiles_nothing_more(strategy):
     model = make_model(strategy)
     weights = [v.numpy() for v in model.trainable_variables]

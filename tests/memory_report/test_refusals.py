@@ -10,8 +10,6 @@ import millrace
 from millrace.errors import PlanError
 from millrace.tools.memory_report import refusals
 
-pytestmark = pytest.mark.shipped_compiler
-
 ROWS = 512
 
 

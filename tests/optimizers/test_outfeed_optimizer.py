@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -47,6 +49,7 @@ def fit(model, steps=STEPS, **kwargs):
     return model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, **kwargs)
 
 
+@functools.cache
 def gradients_by_hand(accumulation, reduction="mean", steps=STEPS):
     """Gradients of each micro-batch and of each update of SGD, by key."""
     model = build()

@@ -99,7 +99,7 @@ def test_one_dispatch_for_each_task(strategy, name, steps):
     ],
 )
 def test_activations_in_flight_are_those_of_the_schedule(strategy, name, in_flight):
-    for steps in (1, 4, 16):
+    for steps in (4, 16):
         model = pipeline(strategy, steps=steps, pipeline_schedule=name)
         model.fit(*data(2 * steps), batch_size=2, verbose=0)
         assert strategy.statistics().pipeline.last_in_flight == in_flight(steps)

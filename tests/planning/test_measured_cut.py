@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.run.pipelines.assignment.balance import balance
-from millrace.tools.planning.measured_cut import as_measured
+from millrace.tools.planning.measuring import as_measured
 
 
 def test_calls_share_the_time_of_their_stage():

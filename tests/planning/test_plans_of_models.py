@@ -284,7 +284,7 @@ BUILDS = (cases.mlp, cases.conv, cases.text, cases.residual, cases.two_inputs, c
 
 
 # Half a minute each, as most on four devices are.
-SELDOM = {(cases.text, 1), (cases.residual, 2)}
+SELDOM = {(cases.text, 1), (cases.residual, 2), (cases.two_inputs, 2)}
 
 
 @pytest.mark.slow

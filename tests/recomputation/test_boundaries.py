@@ -13,8 +13,6 @@ from millrace.programs.recomputation.boundaries import (
 )
 from millrace.programs.recomputation.joint_graph import joint_graph
 
-pytestmark = pytest.mark.shipped_compiler
-
 W = [jnp.asarray(np.random.default_rng(k).normal(size=(8, 8)) / 3, jnp.float32) for k in range(4)]
 X = jnp.asarray(np.random.default_rng(9).normal(size=(16, 8)), jnp.float32)
 

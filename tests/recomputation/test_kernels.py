@@ -9,7 +9,7 @@ import pytest
 
 from millrace._compat.jaxpr import inlined, needed, trace
 from millrace.programs.recomputation.kernels import kernels_of, work_of
-from millrace.programs.recomputation.least_kept import least_kept
+from millrace.programs.recomputation.lean_loops import least_kept
 
 X = jnp.ones((16, 8))
 W = jnp.ones((8, 8))

@@ -20,8 +20,6 @@ from millrace.programs.recomputation.scans import (
     with_loops,
 )
 
-pytestmark = pytest.mark.shipped_compiler
-
 A = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)) / 3, jnp.float32)
 
 

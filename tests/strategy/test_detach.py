@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import millrace
+from case_marks import slow
 from millrace._compat import patches
 from millrace._compat.patch_table import EPOCH_ITERATOR, FIT
 from millrace._compat.patches import While, patches_in
@@ -86,7 +87,7 @@ def test_nothing_is_left_on_the_model(strategy, alone):
     assert model.fit.__func__ is stock.fit.__func__
 
 
-@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+@pytest.mark.parametrize("kind", ["functional", *map(slow, ("sequential", "subclassed"))])
 def test_nothing_of_ipu_is_left(kind, alone):
     class Own(keras.Model):
         def __init__(self):

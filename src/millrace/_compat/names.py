@@ -37,6 +37,11 @@ def _in(*places: str, **uses: str) -> tuple[Private, ...]:
     return tuple(Private(name, use, {"0": places}) for name, use in uses.items())
 
 
+def _since(version: str, place: str, **uses: str) -> tuple[Private, ...]:
+    """Names that are there from a version on, and not needed before."""
+    return tuple(Private(name, use, {"0": (), version: (place,)}) for name, use in uses.items())
+
+
 _DATA = "keras.src.trainers.data_adapters"
 _STATE = "keras.src.backend.common.global_state"
 _TRAINER = "keras.src.backend.jax.trainer"
@@ -147,25 +152,17 @@ _KERAS = (
         _update_metrics_variables="the metrics of a step",
         compute_loss_and_updates="the loss of a step, to be differentiated",
     ),
-    Private(
-        "state_sync",
-        "brings the values of a running loop back to the variables",
-        {"0": (), "3.16": ("keras:Model",)},
+    *_since(
+        "3.16",
+        "keras:Model",
+        state_sync="brings the values of a running loop back to the variables",
+        _maybe_symbolic_build="checks the batch from which fit makes variables",
+        _get_unbuilt_components="whether fit makes variables",
     ),
     Private(
         "jax_state_sync",
         "brings the values of a running loop back to the variables",
         {"0": ("keras:Model",), "3.16": ()},
-    ),
-    Private(
-        "_maybe_symbolic_build",
-        "checks the batch from which fit makes variables",
-        {"0": (), "3.16": ("keras:Model",)},
-    ),
-    Private(
-        "_get_unbuilt_components",
-        "whether fit makes variables",
-        {"0": (), "3.16": ("keras:Model",)},
     ),
     # Data.
     *_in(_DATA, get_data_adapter="the data adapter of `x`"),
@@ -189,15 +186,15 @@ _KERAS = (
         f"{_DATA}.grain_dataset_adapter:GrainDatasetAdapter",
         _output_signature="tells data sets of Grain apart",
     ),
-    Private(
-        "_epoch",
-        "the number that decides the order of rows",
-        {"0": (), "3.16": (f"{_DATA}.array_data_adapter:ArrayDataAdapter",)},
+    *_since(
+        "3.16",
+        f"{_DATA}.array_data_adapter:ArrayDataAdapter",
+        _epoch="the number that decides the order of rows",
     ),
-    Private(
-        "super_batch_iterator",
-        "gives Keras's own scan several steps at a time",
-        {"0": (), "3.16": (f"{_DATA}.data_adapter_utils",)},
+    *_since(
+        "3.16",
+        f"{_DATA}.data_adapter_utils",
+        super_batch_iterator="gives Keras's own scan several steps at a time",
     ),
     # Optimizers.
     *_in(
@@ -278,10 +275,10 @@ _JAX = (
         config_ext="the names of the options that a trace depends on",
         trace_context="the options that a trace depends on",
     ),
-    Private(
-        "trace_context_names",
-        "the names of the options that a trace depends on",
-        {"0": (), "0.10.1": ("jax._src.config:config_ext",)},
+    *_since(
+        "0.10.1",
+        "jax._src.config:config_ext",
+        trace_context_names="the names of the options that a trace depends on",
     ),
     *_in("jax._src.api_util", InternalFloatingPointError="raised by `jax_debug_nans`"),
     *_in(

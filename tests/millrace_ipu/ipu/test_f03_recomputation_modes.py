@@ -9,8 +9,6 @@ from millrace_ipu import ipu
 from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
-pytestmark = pytest.mark.shipped_compiler
-
 GROUPED, INTERLEAVED, SEQUENTIAL = PipelineSchedule
 AUTO, THEN, MIXED = RecomputationMode
 ILLEGAL = {(THEN, SEQUENTIAL), (MIXED, INTERLEAVED)}

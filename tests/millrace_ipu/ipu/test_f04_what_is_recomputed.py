@@ -7,8 +7,6 @@ from millrace_ipu import ipu
 from millrace_ipu.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace_ipu.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
-pytestmark = pytest.mark.shipped_compiler
-
 ROWS, WIDTH, ACCUMULATION = 4, 6, 2
 
 

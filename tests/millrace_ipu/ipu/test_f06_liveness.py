@@ -39,7 +39,6 @@ def check(path, layer):
         assert len(without.curve) > 10  # liveness, step by step
 
 
-@pytest.mark.shipped_compiler
 def test_f06_the_split_lstm_needs_less_with_checkpoints(report_dir, monkeypatch, capsys):
     script = example("recompute_lstm")
     monkeypatch.setattr(script, "UNITS", 16)
@@ -50,7 +49,6 @@ def test_f06_the_split_lstm_needs_less_with_checkpoints(report_dir, monkeypatch,
     check(report_dir, "lstm")
 
 
-@pytest.mark.shipped_compiler
 def test_f06_the_pipeline_of_convolutions_needs_less_with_checkpoints(report_dir, system):
     def build(marks):
         x = inputs = keras.Input((16, 16, 4))

@@ -15,8 +15,6 @@ from millrace_ipu.ipu.ops.pipelining_ops import (
     RecomputationMode,
 )
 
-pytestmark = pytest.mark.shipped_compiler
-
 
 @pytest.fixture
 def net():

@@ -3,10 +3,9 @@
 import logging
 from typing import Any
 
-import keras
 import numpy as np
 
-from millrace._compat.keras_loops import loop_state
+from millrace._compat.keras_loops import loop_state, variables_of
 from millrace.api.checkpoints.parts import Comparison
 from millrace.api.checkpoints.variables import (
     check_optimizer,
@@ -25,14 +24,6 @@ logger = logging.getLogger("millrace")
 WEIGHTS, OPTIMIZER, METRIC = ("trainable", "non_trainable"), "optimizer", "metric"
 ROLES = (*WEIGHTS, OPTIMIZER)
 METRIC_PARTS = "metric of each replica"
-
-
-def variables_of(model: keras.Model, role: str) -> list[keras.Variable]:
-    """Returns the variables of a model that have a role, in the order of the loop's state."""
-    if role == OPTIMIZER:
-        optimizer: Any = model.optimizer
-        return [] if optimizer is None else list(optimizer.variables)
-    return list(getattr(model, "metrics_variables" if role == METRIC else f"{role}_variables"))
 
 
 def _taken(controller: Controller, role: str) -> list[np.ndarray]:

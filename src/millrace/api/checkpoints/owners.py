@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras_optimizers import trained_by
+from millrace._compat.keras_optimizers import trained_by, wrapped_chain
 from millrace.api.checkpoints.parts import Comparison, Part
 from millrace.api.checkpoints.variables import (
     check_optimizer,
@@ -76,9 +76,15 @@ class VariableOwner:
             for name, variables in self._all.items()
             for index, variable in enumerate(variables)
         }
-        trained = trained_by(_innermost(self._owner))
+        trained = trained_by(self._innermost)
         found = [places[id(each)] for each in trained if id(each) in places]
         return found if len(found) == len(trained) else None
+
+    @property
+    def _innermost(self) -> Optimizer:
+        """The optimizer within wrappers."""
+        *_, optimizer = wrapped_chain(self._owner)
+        return optimizer
 
     def part(self) -> Part:
         """Returns the object as a part of the training."""
@@ -126,7 +132,7 @@ class VariableOwner:
         """
         saved = facts[self.name]
         if self.is_optimizer:
-            return saved.get("trains") != [] and not _innermost(self._owner).built
+            return saved.get("trains") != [] and not self._innermost.built
         return isinstance(self._owner, Layer) and bool(saved["build"]) and not self._owner.built
 
     def build(self, facts: Mapping[str, Any], comparison: Comparison) -> None:
@@ -154,10 +160,3 @@ class VariableOwner:
             "is not built here, and cannot be built from what was saved. Nothing has been changed. "
             f"Call {self.name}.build({argument}) before restore_checkpoint()."
         )
-
-
-def _innermost(optimizer: Optimizer) -> Optimizer:
-    """Returns the optimizer within wrappers."""
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
-    return optimizer

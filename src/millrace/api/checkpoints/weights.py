@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from millrace.api.checkpoints.model_values import WEIGHTS, variables_of
+from millrace._compat.keras_loops import variables_of
+from millrace.api.checkpoints.model_values import WEIGHTS
 from millrace.api.checkpoints.variables import layout, put
 from millrace.base.checkpoints.arrays import ArrayLayout
 from millrace.base.checkpoints.directory import damaged, opened_checkpoint

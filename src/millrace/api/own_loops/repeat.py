@@ -1,6 +1,6 @@
 """`repeat` and `while_loop`, and how they run.
 
-called in a trace               part of the traced program               in_program.py
+called in a trace               part of the traced program               driven_loop.py
 on its own                      a program that is just this loop         program.py
 pipeline in the body            not compiled: the host calls the body    host_loop.py
 
@@ -20,9 +20,9 @@ import numpy as np
 from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace._compat.keras_steps import current_scope
 from millrace.api.own_loops.body import Body, Carried, loop_name, result_of_loop
+from millrace.api.own_loops.driven_loop import run_in_program
 from millrace.api.own_loops.exchange import MANY
 from millrace.api.own_loops.host_loop import LoopByHost, OnHost
-from millrace.api.own_loops.in_program import run_in_program
 from millrace.api.own_loops.iteration import Iteration, specs_of
 from millrace.api.own_loops.log_subject import identity, loop_subject
 from millrace.api.own_loops.program import LoopProgram

@@ -76,26 +76,20 @@ def directory_path(name: str, value: object) -> str:
     return path
 
 
-def truth(name: str, value: object) -> bool:
+def truth(name: str, value: object, choices: str = "True or False") -> bool:
     """Returns `value`.
 
     Raises:
         OptionError: if it is neither True nor False.
     """
     if not isinstance(value, bool):
-        raise OptionError(f"{name} must be True or False. Received: {value!r}.")
+        raise OptionError(f"{name} must be {choices}. Received: {value!r}.")
     return value
 
 
 def truth_or_auto(name: str, value: object) -> bool:
-    """Returns `value`; `"auto"` never comes here.
-
-    Raises:
-        OptionError: if it is neither True nor False.
-    """
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} must be True, False or 'auto'. Received: {value!r}.")
-    return value
+    """Returns `value`, likewise; `"auto"` never comes here."""
+    return truth(name, value, "True, False or 'auto'")
 
 
 def member(members: type[EnumMember], name: str, value: object) -> EnumMember:

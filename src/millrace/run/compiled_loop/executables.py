@@ -25,7 +25,7 @@ from millrace.compilation.export.exporting import Exports, why_not
 from millrace.compilation.finder import ProgramFinder
 from millrace.programs.plan import LoopForm, Plan, with_choice
 from millrace.programs.recomputation.choices import Choices, collected_choices
-from millrace.programs.recomputation.ignored_boundaries import IgnoredBoundaries
+from millrace.programs.recomputation.modes import IgnoredBoundaries
 from millrace.programs.steps.state import State
 from millrace.run.compiled_loop.execution_calls import WITH_STEPS, Call, ProgramName
 from millrace.run.compiled_loop.programs import ProgramBuilder

@@ -9,6 +9,7 @@ A step's logs leave the device when its chunk of the execution is done. Chunks a
 by the speed of the execution before: one dispatch each, so the device does not notice.
 """
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -31,6 +32,7 @@ from millrace.run.fit.model_functions import KeptFunction
 CHUNK_SECONDS = 0.02
 
 Logs = Mapping[str, object] | None
+_for: Any = functools.partialmethod  # a method, to type checkers too
 
 
 class StepCallbackList(LoopCallbackList):
@@ -52,40 +54,25 @@ class StepCallbackList(LoopCallbackList):
         self._controller = controller
         self._begun = dict.fromkeys(Mode, 0)
 
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+    def _begin(self, mode: Mode, batch: int, logs: Logs = None) -> None:
         """Begins the first step of an execution."""
-        self._begin(Mode.TRAIN, batch, logs)
-
-    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begins the first step of an execution."""
-        self._begin(Mode.TEST, batch, logs)
-
-    def on_predict_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begins the first step of an execution."""
-        self._begin(Mode.PREDICT, batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Delivers the steps of an execution as they arrive."""
-        self._end(Mode.TRAIN, batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Delivers the steps of an execution as they arrive."""
-        self._end(Mode.TEST, batch, logs)
-
-    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Delivers the steps of an execution as they arrive."""
-        self._end(Mode.PREDICT, batch, logs)
-
-    def _begin(self, mode: Mode, batch: int, logs: Logs) -> None:
         self._begun[mode] = batch
         self._call(mode, "begin", batch, logs)
 
-    def _end(self, mode: Mode, batch: int, logs: Logs) -> None:
+    def _end(self, mode: Mode, batch: int, logs: Logs = None) -> None:
+        """Delivers the steps of an execution as they arrive."""
         function = self._controller.functions.compiled.get(mode)
         if function is None or not function.calls:  # Keras's own loop runs it
             self._call(mode, "end", batch, logs)
             return
         self._deliver(mode, function)
+
+    on_train_batch_begin = _for(_begin, Mode.TRAIN)
+    on_test_batch_begin = _for(_begin, Mode.TEST)
+    on_predict_batch_begin = _for(_begin, Mode.PREDICT)
+    on_train_batch_end = _for(_end, Mode.TRAIN)
+    on_test_batch_end = _for(_end, Mode.TEST)
+    on_predict_batch_end = _for(_end, Mode.PREDICT)
 
     def _deliver(self, mode: Mode, function: KeptFunction) -> None:
         step = first = self._begun[mode]

@@ -7,6 +7,7 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
+from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.options import Accumulation, Options, Reduction, whole_number
 from millrace.errors import (
     DataError,
@@ -139,7 +140,7 @@ def check_model(
         "Remove the override (train_step, test_step and predict_step may be overridden), or use "
         "the model without the strategy.",
     )
-    name = _described(model)
+    name = described(model)
     _check_compiled(model, name, mode, is_pipelined or replicas > 1)
     if has_own_step(model, mode):
         _check_own_step(model, name, f"{mode.value}_step")
@@ -235,7 +236,7 @@ def check_made_functions(model: keras.Model, advice: str) -> None:
     for function in ("make_train_function", "make_test_function", "make_predict_function"):
         if getattr(type(model), function) is not getattr(keras.Model, function):
             raise ModelError(
-                f"{_described(model)} overrides {function}(), and the strategy provides "
+                f"{described(model)} overrides {function}(), and the strategy provides "
                 f"that function. {advice}"
             )
 
@@ -254,7 +255,7 @@ def check_pipelined_step(model: keras.Model, mode: Mode) -> None:
     """
     if has_own_step(model, mode):
         raise ModelError(
-            f"{_described(model)} is pipelined and overrides {mode.value}_step(), which runs the "
+            f"{described(model)} is pipelined and overrides {mode.value}_step(), which runs the "
             "whole model at once. Override compute_loss() or compute_metrics() instead, which the "
             "last stage calls, or call reset_pipeline_stage_assignment()."
         )
@@ -268,13 +269,14 @@ def check_distribution(model: keras.Model) -> None:
     """
     if keras.distribution.distribution() is not None:
         raise ModelError(
-            f"{_described(model)} runs under a strategy while a "
+            f"{described(model)} runs under a strategy while a "
             "keras.distribution is set: both place data and weights. Call "
             "keras.distribution.set_distribution(None), or use the model without the strategy."
         )
 
 
-def _described(model: keras.Model) -> str:
+def described(model: keras.Model) -> str:
+    """Returns the class and the name of a model."""
     return f"{type(model).__name__} {model.name!r}"
 
 
@@ -286,7 +288,7 @@ def check_recomputed(model: keras.Model) -> None:
     """
     if type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
         raise ModelError(
-            f"{_described(model)} overrides train_step(), and "
+            f"{described(model)} overrides train_step(), and "
             "set_recomputation_options() has the strategy differentiate the step itself, to run "
             "parts of it again. Override compute_loss() instead, or set mode='none'."
         )
@@ -302,9 +304,9 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) 
     if getattr(model, "run_eagerly", False):
         cause = "stages and replicas are" if is_parted else "this is about"
         raise ModelError(
-            f"{name} was compiled with run_eagerly=True, and {cause} compiled programs. Remove "
-            f"run_eagerly from compile(){other}. To look at values while a compiled program runs, "
-            "use jax.debug.print."
+            f"{name} was compiled with run_eagerly=True, and {cause} compiled programs. "
+            f"{remedy(model)}{other}. To look at values while a compiled program runs, use "
+            "jax.debug.print."
         )
     if not model.compiled:
         return
@@ -315,12 +317,17 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) 
             if layers
             else "it was compiled with jit_compile=False"
         )
-        advice = (
-            "Move these layers in front of the model, into the data set"
-            if layers
-            else "Remove jit_compile from compile()"
-        )
+        advice = remedy(model)
         raise ModelError(f"{name} cannot run as a compiled loop: {cause}. {advice}{other}.")
+
+
+def remedy(model: keras.Model) -> str:
+    """Returns what to do for a model that is not compiled to be."""
+    if getattr(model, "run_eagerly", False):
+        return "Remove run_eagerly from compile()"
+    if layers_without_jit(model):
+        return "Move these layers in front of the model, into the data set"
+    return "Remove jit_compile from compile()"
 
 
 def _check_own_step(model: keras.Model, name: str, step: str) -> None:
@@ -338,8 +345,7 @@ def _check_own_step(model: keras.Model, name: str, step: str) -> None:
 
 
 def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) -> None:
-    optimizer = model.optimizer
-    while optimizer is not None:
+    for optimizer in wrapped_chain(model.optimizer):
         own = getattr(optimizer, "gradient_accumulation_steps", None)
         if own and accumulation.steps > 1:
             raise PlanError(
@@ -348,7 +354,6 @@ def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) 
                 f"{'='.join(factors(accumulation))}. Remove "
                 "gradient_accumulation_steps from the optimizer."
             )
-        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 def hint_steps_per_execution(name: str, update_steps: int) -> None:

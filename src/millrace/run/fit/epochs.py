@@ -35,10 +35,9 @@ from millrace.run.fit.callbacks import LoopCallbackList
 from millrace.run.fit.checkpoint_places import EpochPosition, LoopCheckpoints
 from millrace.run.fit.checks import shortened_to_stop
 from millrace.run.fit.controller import Controller, controller_of
-from millrace.run.fit.data_passes import DataPasses
 from millrace.run.fit.data_position import batch_name, epoch_name
 from millrace.run.fit.epoch_feed import EpochFeed, EpochSteps, wait_of
-from millrace.run.fit.epoch_place import EpochPlace
+from millrace.run.fit.epoch_place import DataPasses, EpochPlace
 from millrace.run.fit.execution import Execution
 from millrace.run.fit.merged_updates import merged_arguments
 from millrace.run.fit.multi_process import agree_on_built

@@ -27,10 +27,10 @@ from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.assignment import Assignment
 from millrace.run.processes.agreement import (
     check_same,
-    facts_of_all,
     process_count,
     process_index,
     raise_difference,
+    texts_of_all,
 )
 from millrace.run.processes.failure import failure_of_others
 
@@ -89,12 +89,12 @@ class Agreement:
         facts, self._facts = self._facts, {}
         facts["data"] = f"{batches} batches of {rows} rows"
         facts["last batch"] = f"{last or rows} rows"
-        others = facts_of_all(facts, AGREEMENT_SECONDS)
+        others = texts_of_all(facts, AGREEMENT_SECONDS)
         weights = {each.get("weights", "") for each in others}
         if len(weights) > 1 and any(text.startswith(_LEFT) for text in weights):
             # One process has set values since, perhaps to what they were.
             facts["weights"] = _checksum(_values(setup.model))
-            others = facts_of_all(facts, AGREEMENT_SECONDS)
+            others = texts_of_all(facts, AGREEMENT_SECONDS)
         raise_difference(others)
 
     def has_left(self, model: keras.Model) -> None:

@@ -21,7 +21,7 @@ from millrace.base.options import NO_OFFLOAD, Recomputation, TapRequest
 from millrace.errors import ModelError, PlanError, UnsupportedError
 from millrace.programs.plan import Mode
 from millrace.programs.steps.tapped_step import tapping_optimizer
-from millrace.run.fit.checks import check_distribution
+from millrace.run.fit.checks import check_distribution, described, remedy
 from millrace.run.fit.model_functions import LoopFunctions, UncompiledFunction
 from millrace.run.fit.setup import Setup
 
@@ -64,14 +64,11 @@ def check_uncompiled(setup: Setup, mode: Mode) -> None:
     """
     model, options = setup.model, setup.options
     check_distribution(model)
-    why = (
-        f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it has"
-    )
-    why = f"{why} {uncompiled_because(model)}"
+    why = _runs_by_itself(model)
     queues = [layer.name for layer in all_layers(model) if hasattr(layer, "queue_kind")]
     if queues:
         raise ModelError(
-            f"{why}: its outfeed layers {queues} would enqueue nothing. {_remedy(model)}, or "
+            f"{why}: its outfeed layers {queues} would enqueue nothing. {remedy(model)}, or "
             "remove these layers."
         )
     if options.asynchronous_callbacks and model.compiled and model.steps_per_execution > 1:
@@ -86,23 +83,23 @@ def check_uncompiled(setup: Setup, mode: Mode) -> None:
 
 def _check_training(setup: Setup, why: str) -> None:
     model, options = setup.model, setup.options
-    remedy = _remedy(model)
+    advice = remedy(model)
     steps = setup.accumulation_as_set.steps
     if steps > 1:
         raise PlanError(
-            f"{why}: gradient_accumulation_steps_per_replica={steps} has no effect there. {remedy},"
+            f"{why}: gradient_accumulation_steps_per_replica={steps} has no effect there. {advice},"
             f" or give the optimizer gradient_accumulation_steps={steps} and set "
             "gradient_accumulation_steps_per_replica=1."
         )
     if options.recomputation != Recomputation():
         raise PlanError(
-            f"{why}: set_recomputation_options() has no effect there. {remedy}, or set mode='none'."
+            f"{why}: set_recomputation_options() has no effect there. {advice}, or set mode='none'."
         )
     if setup.offload != NO_OFFLOAD:
-        raise PlanError(f"{why}: offloading has no effect there. {remedy}, or offload nothing.")
+        raise PlanError(f"{why}: offloading has no effect there. {advice}, or offload nothing.")
     if tapping_optimizer(model) is not None:
         raise ModelError(
-            f"{why}: an OutfeedOptimizer would enqueue nothing there. {remedy}, or use the "
+            f"{why}: an OutfeedOptimizer would enqueue nothing there. {advice}, or use the "
             "optimizer that it wraps."
         )
 
@@ -123,18 +120,14 @@ def check_watched(setup: Setup, taps: TapRequest) -> None:
     if runs_uncompiled(setup):
         model = setup.model
         raise ModelError(
-            f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it "
-            f"has {uncompiled_because(model)}. NaNWatch and TensorStatistics look into compiled "
-            f"programs. {_remedy(model)}, or train without these callbacks."
+            f"{_runs_by_itself(model)}. NaNWatch and TensorStatistics look into compiled programs. "
+            f"{remedy(model)}, or train without these callbacks."
         )
 
 
-def _remedy(model: keras.Model) -> str:
-    if getattr(model, "run_eagerly", False):
-        return "Remove run_eagerly from compile()"
-    if layers_without_jit(model):
-        return "Move these layers in front of the model, into the data set"
-    return "Remove jit_compile from compile()"
+def _runs_by_itself(model: keras.Model) -> str:
+    runs = f"{described(model)} runs in Keras's own loop, step by step"
+    return f"{runs}, for it has {uncompiled_because(model)}"
 
 
 def make_uncompiled_function(setup: Setup, functions: LoopFunctions, mode: Mode) -> None:

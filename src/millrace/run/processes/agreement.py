@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -29,6 +29,8 @@ from millrace._compat.jax_memory import in_device_memory
 from millrace._compat.jax_processes import process_count as process_count
 from millrace._compat.jax_processes import process_index as process_index
 from millrace.errors import PlanError, ProcessError
+
+Texts = TypeVar("Texts", str, dict[str, str])
 
 _VARIABLE = "MILLRACE_LAUNCH"
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -153,19 +155,6 @@ REMEDIES = {
 }
 
 
-def texts_of_all(text: str, timeout: float) -> list[str]:
-    """Returns the short texts of all processes, in order; every process calls this.
-
-    Args:
-        text: of this process.
-        timeout: seconds to wait for the others.
-
-    Raises:
-        ProcessError: if not all processes call this in time.
-    """
-    return _exchange(text, timeout)
-
-
 def text_of_first(key: str, text: str) -> str:
     """Returns the text of the process of the run that called this first; nobody waits for others.
 
@@ -196,20 +185,7 @@ def check_same(facts: Mapping[str, str], timeout: float = 60.0) -> None:
         PlanError: in every process, if a fact is not the same in all.
         ProcessError: if not all processes call this in time.
     """
-    raise_difference(facts_of_all(facts, timeout))
-
-
-def facts_of_all(facts: Mapping[str, str], timeout: float = 60.0) -> list[dict[str, str]]:
-    """Returns the facts of all processes, in order; every process calls this at the same point.
-
-    Args:
-        facts: short texts or hashes, by name.
-        timeout: seconds to wait for the others.
-
-    Raises:
-        ProcessError: if not all processes call this in time.
-    """
-    return _exchange(dict(facts), timeout)
+    raise_difference(texts_of_all(dict(facts), timeout))
 
 
 def raise_difference(facts: list[dict[str, str]]) -> None:
@@ -225,17 +201,25 @@ def raise_difference(facts: list[dict[str, str]]) -> None:
         raise PlanError(_message(name, values))
 
 
-def _exchange(value: str | dict[str, str], timeout: float) -> list[Any]:
-    """Sends the value of this process to all, as JSON, and returns those of all, in order."""
+def texts_of_all(text: Texts, timeout: float) -> list[Texts]:
+    """Returns the short texts of all processes, in order; every process calls this.
+
+    Args:
+        text: of this process: one, or several by name.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        ProcessError: if not all processes call this in time.
+    """
     store, index, count = compat.key_value_store(), compat.process_index(), compat.process_count()
     if count == 1:
-        return [value]
+        return [text]
     number, EXCHANGES.count = EXCHANGES.count, EXCHANGES.count + 1
     prefix = f"millrace/same/{number}"
     if number >= 2:
         # All processes have begun the previous comparison, so all have read the one before it.
         store.key_value_delete(f"millrace/same/{number - 2}/{index}")
-    store.key_value_set(f"{prefix}/{index}", json.dumps(value))
+    store.key_value_set(f"{prefix}/{index}", json.dumps(text))
     deadline = time.monotonic() + timeout
     texts = []
     for other in range(count):

@@ -26,7 +26,7 @@ import time
 
 from millrace.errors import ProcessError
 from millrace.run.processes.agreement import Member
-from millrace.run.processes.control_channel import Connection, ControlChannel, Welcome
+from millrace.run.processes.control_channel import Connection, ControlChannel, ProcessMessage
 from millrace.run.processes.listening import listen
 
 _LOGGER = logging.getLogger("millrace")
@@ -251,7 +251,7 @@ def _join(rendezvous: Rendezvous, deadline: float, timeout: float) -> Meeting:
 
 def _answer(
     rendezvous: Rendezvous, connection: Connection, deadline: float, timeout: float
-) -> Welcome:
+) -> ProcessMessage:
     """Waits for process 0, which answers when all have come, or when it gives up."""
     try:
         answer = connection.first(max(deadline - time.monotonic(), 0) + _PATIENCE_SECONDS)

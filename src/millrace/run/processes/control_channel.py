@@ -4,6 +4,13 @@
     process 2 ---+--- process 0, which forwards messages
     process 3 ---+
 
+    kind       other fields            a line of JSON
+    hello      member, count, run      a process introduces itself, and says how many it expects
+    welcome    members, seed           process 0 answers when all have connected
+    error      text                    process 0 gives up, or the process belongs to another run
+    failure    process, text           a process has failed
+    bye                                the sender is done
+
 The kernel closes the connections of a process that dies, whatever killed it, so the others know
 within milliseconds. Heartbeats would need a timeout longer than any garbage collection and any
 compilation. JAX has heartbeats (in C++), for machines that vanish from the network.
@@ -15,7 +22,7 @@ import os
 import selectors
 import socket
 import threading
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from millrace.base.records.json_text import parse_json
 from millrace.run.processes.agreement import Member
@@ -39,45 +46,7 @@ class Failure:
         return f"{self.process} failed: {self.text}"
 
 
-class Hello(TypedDict):
-    """A process introduces itself to process 0."""
-
-    kind: Literal["hello"]
-    member: tuple[int, str, int]  # fields of a `Member`
-    count: int  # number of processes that it expects
-    run: str  # by which processes of another run are told apart
-
-
-class Welcome(TypedDict):
-    """Process 0 answers when all processes have connected."""
-
-    kind: Literal["welcome"]
-    members: list[tuple[int, str, int]]
-    seed: int
-
-
-class StartFailure(TypedDict):
-    """Process 0 gives up, or the process belongs to another run."""
-
-    kind: Literal["error"]
-    text: str
-
-
-class FailureReport(TypedDict):
-    """A process has failed."""
-
-    kind: Literal["failure"]
-    process: int
-    text: str
-
-
-class Farewell(TypedDict):
-    """The sender is done."""
-
-    kind: Literal["bye"]
-
-
-ProcessMessage = Hello | Welcome | StartFailure | FailureReport | Farewell
+ProcessMessage = dict[str, Any]  # as above
 
 
 class Connection:

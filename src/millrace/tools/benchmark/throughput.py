@@ -64,10 +64,10 @@ class ElementQueue:
         """
         while True:
             group = self._ready.get()
-            if isinstance(group, _End):
-                if group.error is not None:
-                    raise group.error
+            if group is None:
                 return
+            if isinstance(group, BaseException):
+                raise group
             self._free(len(group))
             yield from group
 
@@ -83,7 +83,8 @@ class ElementQueue:
 
     def _fill(self, elements: Iterator[ArrayTree], epochs: int, each: int) -> None:
         group: list[ArrayTree] = []
-        end, sent = _End(None), 0.0  # hands the first element over at once
+        end: BaseException | None = None
+        sent = 0.0  # hands the first element over at once
         try:
             for number, element in enumerate(itertools.islice(elements, epochs * each), 1):
                 self._slots.get()
@@ -95,15 +96,10 @@ class ElementQueue:
                     self._ready.put(group)
                     group, sent = [], now
         except BaseException as error:  # of any kind: the owner of the queue raises it
-            end = _End(error)
+            end = error
         finally:
             self._ready.put(group)
             self._ready.put(end)
-
-
-class _End:
-    def __init__(self, error: BaseException | None):
-        self.error = error
 
 
 def dataset_benchmark(

@@ -18,7 +18,7 @@ from millrace.run.precompile.described_batch import BatchDescription
 from millrace.tools.memory_report.report import training_batch
 from millrace.tools.planning.alternatives import auto_cut
 from millrace.tools.planning.cost import rates_of
-from millrace.tools.planning.measured_cut import MeasuredCut
+from millrace.tools.planning.measuring import MeasuredCut
 from millrace.tools.planning.search import PlanSearch
 from millrace.tools.planning.training_plan import TrainingPlan
 from millrace.tools.planning.trials import UpdateTrials

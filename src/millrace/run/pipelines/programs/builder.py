@@ -54,19 +54,8 @@ class StageBuilder:
         """Returns a program of a stage by its name."""
         if name in UPDATE_PARTS:
             return self.update_part(name, index)
-        return self.makers[name](index)
-
-    @property
-    def makers(self) -> dict[str, Callable[[int], Program]]:
-        """The functions that make the program of a stage, by its name, except parts of updates."""
-        return {
-            "forward": self.forward,
-            "backward": self.backward,
-            "backward_input": self.backward_input,
-            "backward_weight": self.backward_weight,
-            "zeros": self.zeros,
-            "logs": self.logs,
-        }
+        make: Callable[[int], Program] = getattr(self, name)
+        return make(index)
 
     def forward(self, index: int) -> Program:
         """One micro-batch through a stage."""

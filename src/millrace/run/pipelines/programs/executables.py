@@ -22,7 +22,7 @@ from millrace.compilation.explain.model_keys import ModelKeys
 from millrace.compilation.export.exporting import Exports, why_not
 from millrace.compilation.finder import ProgramFinder
 from millrace.programs.plan import BatchSpec, Mode, Plan
-from millrace.programs.recomputation.ignored_boundaries import IgnoredBoundaries
+from millrace.programs.recomputation.modes import IgnoredBoundaries
 from millrace.programs.steps.offload import with_moves
 from millrace.programs.steps.state import State
 from millrace.run.pipelines.assignment.layer_calls import LayerCall

@@ -15,7 +15,7 @@ zero bubble, Qi et al. 2023, arXiv 2401.10241).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -118,23 +118,22 @@ def make_passes(
     loss = len(stage.sent) if stage.has_loss else None
     results = [var for k, var in enumerate(outvars) if k != loss]
     arguments = (*weights, *held, *received)
+    # What prints does so in forward, though nothing may follow from it.
+    needed = used(forward, (*results, *only), also=with_effects(forward))
+    of_second = (
+        *weights,
+        *(list(held)[k] for k in weight_held),
+        *(received[k] for k in weight_cotangents),
+        *kept,
+    )
     return Passes(
-        # What prints does so in forward, though nothing may follow from it.
-        forward=_with(used(forward, (*results, *only), also=with_effects(forward)), forward.invars),
+        forward=replace(needed, invars=forward.invars),
         held=tuple(held.values()),
         cotangents=cotangents,
         returns=learning,
-        backward=_with(whole, arguments),
-        backward_input=_with(_giving(first, (*first.outvars, *kept)), arguments),
-        backward_weight=_with(
-            second,
-            (
-                *weights,
-                *(list(held)[k] for k in weight_held),
-                *(received[k] for k in weight_cotangents),
-                *kept,
-            ),
-        ),
+        backward=replace(whole, invars=arguments),
+        backward_input=replace(first, invars=arguments, outvars=(*first.outvars, *kept)),
+        backward_weight=replace(second, invars=of_second),
         weight_held=weight_held,
         weight_cotangents=weight_cotangents,
     )
@@ -291,13 +290,3 @@ def _sources(
     for k, var in enumerate(invars[first_carried:]):
         sources[var] = ("carried", k)
     return sources
-
-
-def _with(graph: Graph, invars: Sequence[Var]) -> Graph:
-    """Returns `graph` with these inputs, some of which it does not use."""
-    return Graph(tuple(invars), graph.outvars, graph.equations, graph.constants)
-
-
-def _giving(graph: Graph, outvars: Sequence[Var | Literal]) -> Graph:
-    """Returns `graph` with these outputs, which it computes anyway."""
-    return Graph(graph.invars, tuple(outvars), graph.equations, graph.constants)

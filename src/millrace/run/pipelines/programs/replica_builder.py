@@ -78,11 +78,6 @@ class ReplicaStageBuilder(StageBuilder):
         # from the number of batches, where metrics and statistics follow from the batches.
         return [rule is not None and rule.merge is MergeRule.COUNTER for rule in self.rules(index)]
 
-    @property
-    def makers(self) -> dict[str, Callable[[int], Program]]:
-        """The functions that make the program of a stage, by its name, except parts of updates."""
-        return {**super().makers, "reduce_replicas": self.reduce_replicas}
-
     def forward(self, index: int) -> Program:
         """One micro-batch of each replica through a stage."""
         program, stage = super().forward(index), self.stages.split.stages[index]

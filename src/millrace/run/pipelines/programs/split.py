@@ -9,7 +9,7 @@ need no rule.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -202,7 +202,7 @@ class _StepFlow:
         invars = [inputs[slot] for slot in (*trainable, *state, *batch)] + carried
         return Stage(
             index=index,
-            graph=Graph(tuple(invars), tuple(outvars), graph.equations, graph.constants),
+            graph=replace(graph, invars=tuple(invars)),
             trainable=tuple(slot.index for slot in trainable),
             state=tuple(state),
             batch=tuple(slot.index for slot in batch),

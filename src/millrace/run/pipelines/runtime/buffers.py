@@ -4,30 +4,24 @@
     cotangents   of these values, on their way back, by (stage, micro-batch)
     held         arrays that a forward leaves for its backward
     kept         arrays that backward_input leaves for backward_weight
+    sums         gradients added up by stage, which stay
 
 Taking an array removes it: its memory is free as soon as the task that took it has run.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
-from millrace.base.pytrees import ArrayTree
 from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.programs.stage_taps import Bundle
 from millrace.run.timing.measurement import Measurement
 
-T = TypeVar("T", bound=ArrayTree)
 StageMicroBatch = tuple[int, int]  # stage, micro-batch
 # Of backward_weight: held arrays, cotangents, results of backward_input.
 Kept = tuple[Arrays, Arrays, Arrays]
-
-
-class TreeMove(Protocol):
-    """A function that copies the arrays of a structure to another memory."""
-
-    def __call__(self, waiting: T) -> T: ...
+TreeMove = Callable[[Any], Any]  # copies the arrays of a structure to another memory
 
 
 class Buffers:
@@ -38,6 +32,7 @@ class Buffers:
         self._cotangents: dict[StageMicroBatch, dict[tuple[int, int], jax.Array]] = {}
         self._held: dict[StageMicroBatch, Arrays] = {}
         self._kept: dict[StageMicroBatch, Kept] = {}
+        self.sums: list[Arrays] = []
         self._sets: dict[int, int] = {}
         self.newest: jax.Array | None = None  # the value sent last
         # Tapped values, for the host: micro-batch, description, arrays.

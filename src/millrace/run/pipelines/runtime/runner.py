@@ -201,7 +201,7 @@ class PipelineRunner:
         measured = self._measured
         measurement = measured.update(schedule, self._probes)
         tasks = UpdateTasks(self._plan, batches, state)
-        buffers, sums = tasks.buffers, tasks.sums
+        buffers, sums = tasks.buffers, tasks.buffers.sums
         buffers.measurement = measurement
         offload = ActivationOffload(schedule, buffers) if self._plan.offload.activations else None
         call_results: list[CallResult] = []

@@ -1,6 +1,7 @@
 """The tasks of one stage: each takes its inputs from the buffers and leaves its results there."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -125,11 +126,9 @@ class StageTasks:
         micro_batch: int,
         state: StageState,
         buffers: Buffers,
-        sums: list[Arrays],
-        weight: np.float32,
-        *steps: np.ndarray,
+        *factors: Any,
     ) -> None:
-        """Runs the stage backward, and adds its gradients to `sums[stage]`."""
+        """Runs the stage backward, and adds its gradients, times the factors, to the sums."""
         index = self._index
         if not self.is_here:
             self._answer(micro_batch, None, buffers)
@@ -137,8 +136,8 @@ class StageTasks:
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
         run = self._find("backward", index)
-        results = run(state.weights[index], held, cotangents, sums[index], weight, *steps)
-        returned = self._add(micro_batch, results, buffers, sums, cotangents)
+        results = run(state.weights[index], held, cotangents, buffers.sums[index], *factors)
+        returned = self._add(micro_batch, results, buffers, cotangents)
         self._answer(micro_batch, returned, buffers)
 
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
@@ -169,33 +168,30 @@ class StageTasks:
         micro_batch: int,
         state: StageState,
         buffers: Buffers,
-        sums: list[Arrays],
-        weight: np.float32,
-        *steps: np.ndarray,
+        *factors: Any,
     ) -> None:
-        """Runs the other half, and adds its gradients to `sums[stage]`."""
+        """Runs the other half, and adds its gradients to the sums."""
         index = self._index
         if not self.is_here:
             return
         run = self._find("backward_weight", index)
         kept = buffers.take_kept(index, micro_batch)
-        results = run(state.weights[index], *kept, sums[index], weight, *steps)
-        self._add(micro_batch, results, buffers, sums, ())
+        results = run(state.weights[index], *kept, buffers.sums[index], *factors)
+        self._add(micro_batch, results, buffers, ())
 
     def _add(
         self,
         micro_batch: int,
-        results: tuple[Arrays, ...],
+        results: Sequence[Any],
         buffers: Buffers,
-        sums: list[Arrays],
         inputs: Sequence[jax.Array],
     ) -> Arrays:
         """Keeps the new sums of a backward and what it has tapped; returns its cotangents."""
-        returned, sums[self._index], *tapped = results
+        returned, buffers.sums[self._index], *tapped = results
         if self._backward_taps is not None:
             buffers.tapped.append((micro_batch, self._backward_taps, tapped[0]))
         if buffers.measurement is not None:
-            buffers.measurement.ran(inputs, returned[:1] or markers(sums[self._index]))
+            buffers.measurement.ran(inputs, returned[:1] or markers(buffers.sums[self._index]))
         return returned
 
     def zeros(self) -> Arrays:

@@ -11,7 +11,6 @@ import numpy as np
 
 from millrace.programs.plan import Plan
 from millrace.programs.steps.accumulate import coefficient_of, scale_of, weight_of
-from millrace.run.pipelines.programs.split import Arrays
 from millrace.run.pipelines.runtime.buffers import Buffers
 from millrace.run.pipelines.runtime.micro_batches import MicroBatch
 from millrace.run.pipelines.runtime.stage_state import StageState
@@ -41,7 +40,7 @@ class UpdateTasks:
         self._steps_arguments = [each.steps_argument(plan.replicas) for each in micro_batches]
         self._accumulated = [0] * len(shape.stages)  # micro-batches of a running mean, by stage
         self.buffers = Buffers()
-        self.sums: list[Arrays] = [stage.zeros() for stage in shape.stages]
+        self.buffers.sums = [stage.zeros() for stage in shape.stages]
         # By micro-batch, the leaves of the step's result by their index.
         self.results: list[dict[int, jax.Array]] = [{} for _ in micro_batches]
 
@@ -50,17 +49,16 @@ class UpdateTasks:
         number = task.micro_batch
         micro_batch, steps = self._micro_batches[number], self._steps_arguments[number]
         stage = micro_batch.shape.stages[task.stage]
-        state, buffers, sums = self._state, self.buffers, self.sums
+        state, buffers = self._state, self.buffers
         if task.kind is Pass.FORWARD:
-            self.results[number] |= stage.forward(
-                number, micro_batch.leaves, state, buffers, *steps
-            )
+            leaves = micro_batch.leaves
+            self.results[number] |= stage.forward(number, leaves, state, buffers, *steps)
         elif task.kind is Pass.BACKWARD:
-            stage.backward(number, state, buffers, sums, self._coefficient(task), *steps)
+            stage.backward(number, state, buffers, self._coefficient(task), *steps)
         elif task.kind is Pass.BACKWARD_INPUT:
             stage.backward_input(number, state, buffers)
         else:
-            stage.backward_weight(number, state, buffers, sums, self._coefficient(task), *steps)
+            stage.backward_weight(number, state, buffers, self._coefficient(task), *steps)
 
     @property
     def scale(self) -> np.float32:
