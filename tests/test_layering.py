@@ -24,6 +24,7 @@ WITHOUT_JAX = {
     "errors",
     "base.arguments",
     "base.collector",
+    "base.error_notes",
     "base.interrupts",
     "base.options",
     "base.own_code",

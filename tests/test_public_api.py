@@ -18,7 +18,7 @@ from millrace.base.records.timeline import Timeline
 from millrace.tools.reports.limits import RunLimits
 
 PUBLIC = {"PipelineStage", "Strategy", "TrainingPlan", "distributed", "errors", "records"}
-PUBLIC |= {"callbacks", "layers", "optimizers"}
+PUBLIC |= {"Attached", "callbacks", "layers", "optimizers"}
 INSPECTION = {
     "InfeedQueue": "(dataset, prefetch_depth=2)",
     "MaybeOutfeedQueue": "(mode='all', filters=None, *, max_bytes=1073741824)",
@@ -117,6 +117,10 @@ METHODS = {
         "max_wait_seconds=None)"
     ),
 }
+CALLBACKS = {"Checkpoint", "NaNWatch", "OutfeedCallback", "OutfeedSummary", "Report"}
+CALLBACKS |= {"TensorStatistics"}
+LAYERS = {"MaybeOutfeed", "Outfeed", "RecomputationCheckpoint"}
+LAYERS |= {"outfeed_queues", "recomputation_checkpoint"}
 DISTRIBUTED = (
     "(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None, *, "
     "initialization_timeout=300, heartbeat_timeout=30)"
@@ -153,9 +157,21 @@ def parameters(function):
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
 
 
+def public(module):
+    return {name for name in dir(module) if not name.startswith("_")}
+
+
 def test_names_of_the_package():
-    names = {name for name in dir(millrace) if not name.startswith("_")}
-    assert names == PUBLIC
+    assert public(millrace) == PUBLIC
+
+
+def test_names_of_the_modules():
+    assert public(millrace.callbacks) == CALLBACKS
+    assert public(millrace.distributed) == {"initialize"}
+    assert public(millrace.errors) == set(ERRORS)
+    assert public(millrace.layers) == LAYERS
+    assert public(millrace.optimizers) == {"OutfeedOptimizer", "OutfeedOptimizerMode"}
+    assert public(millrace.records) == {"load"}
 
 
 def test_strategy():

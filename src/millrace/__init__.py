@@ -38,7 +38,7 @@
       options/ records/     what the user chose; what a run leaves behind
       checkpoints/          checkpoints on disk, and states of objects and generators
       threads/ interrupts.py devices.py arguments.py activities.py collector.py own_code.py
-      pytrees.py
+      pytrees.py error_notes.py
     _compat/        private names of Keras and JAX, used nowhere else
 
 The modules beside these folders are public, but for `_backend.py`, which makes JAX the backend of
@@ -47,8 +47,6 @@ top of millrace.
 
 Importing millrace before Keras makes JAX the backend.
 """
-
-from types import ModuleType as _ModuleType
 
 from millrace import _backend as _backend  # first: it decides how Keras is imported
 from millrace import _compat as _compat  # second: it looks at the installed Keras and JAX
@@ -66,6 +64,7 @@ from millrace.api.own_loops.function import compile as compile
 from millrace.api.own_loops.gradients import value_and_grad as value_and_grad
 from millrace.api.own_loops.repeat import repeat as repeat
 from millrace.api.own_loops.repeat import while_loop as while_loop
+from millrace.api.strategy.attached import Attached as Attached
 from millrace.api.strategy.strategy import Strategy as Strategy
 from millrace.compilation.explain.program_difference import diff_programs as diff_programs
 from millrace.programs.feeds.infeed_queue import InfeedQueue as InfeedQueue
@@ -79,20 +78,9 @@ from millrace.tools.planning.training_plan import TrainingPlan as TrainingPlan
 _backend.while_imported.close()
 
 __version__ = "0.1.0"
-_MODULES = (
-    "callbacks",
-    "distributed",
-    "errors",
-    "layers",
-    "optimizers",
-    "records",
-)
+_PACKAGES = ("api", "base", "compilation", "extend", "programs", "run", "tools")
 
 
 def __dir__() -> list[str]:
     """Lists the names for users, without the packages that they are made of."""
-    return [
-        name
-        for name, value in globals().items()
-        if name in _MODULES or not isinstance(value, _ModuleType)
-    ]
+    return [name for name in globals() if name not in _PACKAGES]

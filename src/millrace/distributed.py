@@ -206,3 +206,8 @@ def _connect(
 def _set(name: str, value: object) -> None:
     with contextlib.suppress(AttributeError):  # an option that this version does not have
         jax.config.update(name, value)
+
+
+def __dir__() -> list[str]:
+    """Lists the name for users, without what it needs."""
+    return ["initialize"]

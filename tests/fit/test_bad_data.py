@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.base.error_notes import add_note
 from millrace.errors import DataError, NonFiniteError
 from millrace.programs.feeds import waiting
 
@@ -272,6 +273,6 @@ def test_an_infeed_queue_names_its_element(strategy):
 
 def test_the_same_place_is_noted_once():
     error = DiskError()
-    millrace.errors.add_note(error, "here.")
-    millrace.errors.add_note(error, "there.")
+    add_note(error, "here.")
+    add_note(error, "there.")
     assert error.__notes__ == ["millrace: here."]

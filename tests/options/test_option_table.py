@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_the_table_has_the_options_of_records_and_of_the_class_itself():
     assert [entry.saved_as for entry in entries.values()] == ["minutes", "heat", "fan", "lamp"]
     assert [entry.accepts for entry in entries.values()] == [
         int | None,
-        str | Heat | None,
+        Literal["low", "high"] | Heat | None,
         bool | None,
         bool | str | None,
     ]

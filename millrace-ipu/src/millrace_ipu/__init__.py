@@ -12,3 +12,7 @@ from millrace import __version__ as __version__  # both are released together
 from millrace.extend import add_own_package as _add_own_package
 
 _add_own_package(__name__, __file__)
+
+def __dir__() -> list[str]:
+    """Lists the names for users, without the packages that they are made of."""
+    return [name for name in globals() if name not in ("cli", "porting", "pytrees")]

@@ -72,6 +72,11 @@ def __getattr__(name: str) -> Any:
     return _submodule(__name__, name, _MODULES)
 
 
+def __dir__() -> list[str]:
+    """Lists the names for users; a module is imported when it is first used."""
+    return ["function", "outlined_function", "porting_guide", *_MODULES]
+
+
 def _keras_ipu(module: str, name: str) -> ModuleType:
     if name == "ipu":
         return _submodule(__name__, "keras", _MODULES)

@@ -8,7 +8,7 @@ train(steps, model)      steps, an array -> argument        model, an object -> 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,11 @@ from millrace.compilation.executables.watch import unwatched
 from millrace.errors import ModelError, OptionError
 from millrace.tools.recording.functions import recorded_call
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "CompiledFunction":
+
+def compile(fn: Callable[P, T], *, replicas: int | None = None) -> "CompiledFunction[P, T]":
     """Compiles a function that uses stock Keras layers, losses, metrics and optimizers.
 
         @millrace.compile
@@ -80,11 +83,12 @@ def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "Compi
 _ARRAY = object()  # in place of an argument of the program, among those that are part of it
 
 
-class CompiledFunction:
+class CompiledFunction(Generic[P, T]):
     """A function compiled by `millrace.compile`. Call it, or pass it to `strategy.run`."""
 
-    def __init__(self, fn: Callable[..., object], replicas: int | None = None):
-        self._fn, self._replicas = fn, replicas
+    def __init__(self, fn: Callable[P, T], replicas: int | None = None):
+        self._fn: Callable[..., Any] = fn
+        self._replicas = replicas
         self._programs = MadeOnce[LoopProgram | None]()  # None where the host drives
         self._number = new_number()
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
@@ -96,7 +100,7 @@ class CompiledFunction:
         """Number of programs so far: one for each combination of shapes and objects."""
         return sum(program is not None for program in self._programs.values())
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the program, and updates the variables that the function assigns."""
         if context_of(current_scope()) is not None:  # part of the program around it
             args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
@@ -114,7 +118,7 @@ class CompiledFunction:
                 return program.run(arrays)
         return self._fn(*args, **kwargs)  # in which pipelines hold Ctrl-C back
 
-    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         """Returns the program for these arguments before XLA compiles it.
 
         Raises:

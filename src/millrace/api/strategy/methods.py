@@ -1,6 +1,7 @@
 """The methods that attachment adds to a model, among them those that assign stages."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from millrace.api.strategy.setters import SETTERS
 from millrace.base.options import whole_number
@@ -16,7 +17,7 @@ from millrace.run.precompile.precompile import precompile
 
 def set_pipeline_stage_assignment(
     controller: Controller,
-    assignment: object,
+    assignment: Literal["auto"] | list[int] | list[AnyAssignment],
     *,
     num_stages: int | None = None,
     batch_spec: "BatchDescription | None" = None,

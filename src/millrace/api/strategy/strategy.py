@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import jax
 import keras
@@ -12,6 +12,7 @@ import keras
 from millrace._compat.keras_build import after_construction, raise_own_errors
 from millrace._compat.patches import held
 from millrace.api.strategy.attach import attach, builds_inner_graph, detach
+from millrace.api.strategy.attached import Attached
 from millrace.api.strategy.run_arguments import check_run
 from millrace.base.devices import devices_of, find_devices, home
 from millrace.base.options import RecompilePolicy, directory_path, member
@@ -85,7 +86,7 @@ class Strategy:
         *,
         cache_dir: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
         report_dir: str | os.PathLike[str] | None = None,
-        on_recompile: str | RecompilePolicy = "log",
+        on_recompile: Literal["log", "warn", "error"] | RecompilePolicy = "log",
         memory: int | str | None = None,
     ):
         policy = member(RecompilePolicy, "on_recompile", on_recompile)
@@ -241,8 +242,8 @@ class Strategy:
             raise_own_errors()
             yield self
 
-    def attach(self, model: keras.Model) -> keras.Model:
-        """Attaches a model that was built outside the scope, and returns it.
+    def attach(self, model: keras.Model) -> Attached:
+        """Attaches a model, unless it was built in the scope, and returns it: the same object.
 
         A model of another strategy is detached from it first. It keeps its options and its stages;
         training it checks whether they fit the devices of this strategy.

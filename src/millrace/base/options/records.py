@@ -19,6 +19,7 @@ from millrace.base.options.table import (
     PIPELINING,
     RECOMPUTATION,
     REPLICATION,
+    Auto,
     Option,
     declare,
 )
@@ -148,7 +149,7 @@ class Offload:
             (ACCUMULATION, PIPELINING, REPLICATION),
             doc="True keeps the optimizer's values in host memory between updates.",
             auto="where the device has such memory, for a pipeline or an update of several steps",
-            accepts=bool | str,
+            accepts=bool | Auto,
         ),
     )
     activations: bool | None = declare(
@@ -159,7 +160,7 @@ class Offload:
             (PIPELINING,),
             doc="True keeps activations there until their backward.",
             auto="with `batch_serialization_iterations`, where the device has such memory",
-            accepts=bool | str,
+            accepts=bool | Auto,
         ),
     )
     accumulators: bool | None = declare(
@@ -170,7 +171,7 @@ class Offload:
             (ACCUMULATION, PIPELINING),
             doc="True keeps accumulated gradients there between micro-batches.",
             auto="with `batch_serialization_iterations`, where the device has such memory",
-            accepts=bool | str,
+            accepts=bool | Auto,
         ),
     )
     weights: bool | None = declare(
@@ -182,7 +183,7 @@ class Offload:
             doc="True keeps each replica's part of weights that replicas share out there while no "
             "micro-batch needs them.",
             auto="off",
-            accepts=bool | str,
+            accepts=bool | Auto,
         ),
     )
 
@@ -238,7 +239,7 @@ class Feed:
             doc="longest wait for one batch of the data set; then a `DataError` shows the line "
             "where the data set hangs.",
             auto="no limit, and a warning after 60 seconds",
-            accepts=float | str,
+            accepts=float | Auto,
         ),
     )
 
@@ -274,6 +275,6 @@ class Options:
             "`model.stop_training`; whole updates. 1 stops with the state of that very step. "
             "Longer executions run in pieces of this many steps.",
             auto="after the execution",
-            accepts=int | str,
+            accepts=int | Auto,
         ),
     )

@@ -21,7 +21,7 @@ import pathlib
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from millrace.base.options.checks import Check
 
@@ -36,6 +36,7 @@ INFEED = "set_infeed_queue_options"
 CALLBACKS = "set_asynchronous_callbacks"
 
 AUTO = "auto"
+Auto = Literal["auto"]
 _KEY = "option"  # in the metadata of a field
 
 
@@ -135,7 +136,7 @@ def entries_of(record: type, name: str = "") -> tuple[Entry, ...]:
         if option is not None:
             accepts = option.accepts or types[each.name]
             if isinstance(accepts, type) and issubclass(accepts, enum.Enum):
-                accepts = str | accepts
+                accepts = Literal[*(member.value for member in accepts)] | accepts
             entries.append(Entry(name, each.name, option, each.default, accepts | None))
     return tuple(entries)
 

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from millrace.base.options.checks import (
     at_least,
@@ -21,6 +21,7 @@ from millrace.base.options.table import (
     ACCUMULATION,
     PIPELINING,
     REPLICATION,
+    Auto,
     Option,
     declare,
     file_text,
@@ -86,6 +87,7 @@ class Accumulation:
             doc="rows that a step computes at a time, in the memory of so many: it adds up their "
             'gradients, and losses and updates stay those of the whole batch. `"auto"` takes the '
             'most that fit; `"whole"` does not divide batches.',
+            accepts=int | Literal["auto", "whole"],
         ),
     )
     synchronized_statistics: bool = declare(
@@ -137,7 +139,7 @@ class Pipelining:
             "devices.",
             auto="stage i on device i; with `batch_serialization_iterations` all on device 0; with "
             '`"zb_v"`, `"v_half"` and `"v_min"` out and back, as in `[0, 1, 1, 0]`',
-            accepts=Sequence[int] | str,
+            accepts=Sequence[int] | Auto,
         ),
     )
     reduction: Reduction = declare(
@@ -182,7 +184,7 @@ class Pipelining:
             (PIPELINING,),
             doc="for each stage a dict of options of XLA, for its forward passes; `[]` for none.",
             auto="none",
-            accepts=Sequence[CompilerOptions] | str,
+            accepts=Sequence[CompilerOptions] | Auto,
         ),
     )
     backward_options: tuple[CompilerOptions, ...] | None = declare(
@@ -193,7 +195,7 @@ class Pipelining:
             (PIPELINING,),
             doc="the same for its backward passes.",
             auto="none",
-            accepts=Sequence[CompilerOptions] | str,
+            accepts=Sequence[CompilerOptions] | Auto,
         ),
     )
     update_options: CompilerOptions | None = declare(
@@ -204,7 +206,7 @@ class Pipelining:
             (PIPELINING,),
             doc="a dict of options of XLA, for the weight update; `{}` for none.",
             auto="none",
-            accepts=CompilerOptions | str,
+            accepts=CompilerOptions | Auto,
         ),
     )
     # `steps` is the number of such groups in an update.

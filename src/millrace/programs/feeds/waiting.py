@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+from millrace.base.error_notes import add_note
 from millrace.base.interrupts import raise_if_interrupted
 from millrace.base.own_code import is_own_file
-from millrace.errors import DataError, add_note
+from millrace.errors import DataError
 
 T = TypeVar("T")
 

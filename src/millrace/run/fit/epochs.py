@@ -22,9 +22,10 @@ import keras
 
 from millrace._compat.keras_data import EpochIterator, is_array_adapter, spec_of_data
 from millrace._compat.keras_workers import end_workers
+from millrace.base.error_notes import add_note
 from millrace.base.interrupts import at_once, raise_if_interrupted
 from millrace.base.pytrees import ArrayTree
-from millrace.errors import DataError, add_note
+from millrace.errors import DataError
 from millrace.programs.feeds.block import batch_spec
 from millrace.programs.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.programs.feeds.iterator_adapter import IteratorAdapter, with_adapter

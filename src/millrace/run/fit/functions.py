@@ -12,10 +12,11 @@ import numpy as np
 from millrace._compat.jax_arrays import is_non_finite_error, looks_for_non_finite
 from millrace._compat.keras_loops import restore_state, variables_of
 from millrace._compat.keras_steps import stored_value
+from millrace.base.error_notes import add_note
 from millrace.base.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import non_finite_data
-from millrace.errors import NonFiniteError, RecompilationError, add_note
+from millrace.errors import NonFiniteError, RecompilationError
 from millrace.programs.feeds.block import BlockSlice, SpecReader
 from millrace.programs.feeds.blocks import block_of_one, stacked_blocks
 from millrace.programs.plan import BatchSpec, Mode, Plan
