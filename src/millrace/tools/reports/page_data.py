@@ -11,6 +11,7 @@ from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.limits import limits
 from millrace.tools.reports.program_data import compilations_data, memory_data, operations_data
 from millrace.tools.reports.running import outcome_of, run_outcome
+from millrace.tools.reports.seen import as_seen, last_seen
 from millrace.tools.reports.series_data import (
     epochs_data,
     executions_data,
@@ -49,11 +50,12 @@ def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
         "name": shortened(_name(run)),
         "path": shortened(str(run.path)),
         "outcome": run_outcome(run),
+        "seen": encode(last_seen(run)),
         "damaged": dict(run.damaged),
         "processes": [shortened(encode(each)) for each in run.processes[:SHOWN]],
         "loops": [
             {**_fields(each), "seconds": encode(each.seconds), "outcome": outcome_of(run, each)}
-            for each in run.loops[-SHOWN:]
+            for each in (as_seen(run, loop) for loop in run.loops[-SHOWN:])
         ],
         "limits": _limits(run),
         "loops_in_all": len(run.loops),
