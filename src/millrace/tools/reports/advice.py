@@ -68,7 +68,7 @@ def _planning_advice(run: RunRecords, parts: Parts) -> str:
     return (
         "Searching for what fits into the memory, by compiling several programs, took "
         f"{lost_text(parts, 'planning')}: Strategy(cache_dir=...) keeps these programs for the "
-        "next run, and a budget in bytes needs fewer of them than one as a share."
+        "next run, and model.precompile(batch_spec) searches before there is data."
     )
 
 

@@ -1,5 +1,7 @@
 """The contents of a run's page, as JSON and columns."""
 
+import functools
+import importlib.metadata
 import time
 from collections.abc import Sequence
 
@@ -29,6 +31,17 @@ def title_of(runs: Sequence[RunRecords]) -> str:
     return " and ".join(shortened(_name(run), 80) for run in runs)
 
 
+@functools.cache
+def docs_address() -> str:
+    """Returns where the pages of the documentation are, or nothing if the package does not say."""
+    try:
+        urls = importlib.metadata.metadata("millrace").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from its source
+        return ""
+    repository = dict(each.split(", ", 1) for each in urls).get("Repository")
+    return f"{repository}/blob/main/docs/" if repository else ""
+
+
 def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]:
     """Returns all that a page shows.
 
@@ -39,6 +52,7 @@ def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]
     return {
         "version": 1,
         "written": time.time(),
+        "docs": docs_address(),
         "styles": {kind: style._asdict() for kind, style in PASS_STYLES.items()},
         "roles": list(ROLES),
         "runs": [_run(run, columns) for run in runs],
