@@ -257,7 +257,8 @@ RECORDS = {
     "operations traces tensors budgets memory_reports flights damaged memory "
     "trace timeline",
     "LoopRecord": "number process model mode began ended outcome error options stages replicas "
-    "devices parameters executions steps epochs compile_seconds wait_seconds seconds",
+    "devices parameters executions steps epochs compile_seconds planning_seconds wait_seconds "
+    "seconds",
     "Timeline": "spans num_groups num_stages has_stage_per_group end busy idle bubble in_flight "
     "peak_in_flight",
     "MemoryPeak": "point bytes tensors layers",

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.directory import RunDirectory
-from millrace.base.records.loops import EpochRecord, LoopRecord, ProcessRecord
+from millrace.base.records.loops import EpochRecord, ExecutionSample, LoopRecord, ProcessRecord
 from millrace.base.records.memory import LiveBuffer
 from millrace.base.records.operations import OperationGroup, ProgramOperations
 from millrace.base.records.program_memory import MemoryArea, ProgramMemory
@@ -169,14 +169,22 @@ def test_damaged_records_are_shown_as_far_as_they_go(tmp_path, damage, text):
 
 
 @pytest.mark.parametrize(
-    ("pid", "state", "outcome"), [(GONE, "it has ended", "killed"), (0, "it is running", "running")]
+    ("pid", "state", "outcome"), [(GONE, "killed", "killed"), (0, "it is running", "running")]
 )
 def test_a_run_without_an_end_goes_on_or_was_killed(tmp_path, pid, state, outcome):
-    loop = of_loop(ended=0.0, outcome="running")
-    path = written(tmp_path / "run", of_process(pid or os.getpid()), loop)
+    """Both come from what it has left: the second epoch, in which it was seen last."""
+    loop = of_loop(ended=0.0, outcome="running", epochs=1, steps=0, executions=0)
+    epochs = [EpochRecord(loop=0, epoch=each, ended=100.0 + 4 * each) for each in (1, 2)]
+    sample = ExecutionSample(
+        loop=0, mode="train", epoch=1, began=101.0, seconds=5, steps=60, executions=6
+    )
+    path = written(tmp_path / "run", of_process(pid or os.getpid()), loop, sample, *epochs)
     text = squeezed(report(path, width=200).stdout)
-    assert f"({state})" in text
-    assert f"6 executions, {outcome}" in text
+    seen = time.strftime(", last seen %Y-%m-%d %H:%M:%S", time.localtime(108))
+    assert f"({state}{seen if state == 'killed' else ''})" in text
+    assert f"at least 2 epochs, 60 steps in 6 executions, 8.00 s, {outcome}" in text
+    page = (path / "report.html").read_text()
+    assert f'"outcome":"{outcome}","seen":108.0' in page
 
 
 def test_an_error_of_the_run_is_shown(tmp_path):

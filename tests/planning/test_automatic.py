@@ -44,15 +44,17 @@ def test_fit_plans_where_plain_training_does_not_fit(caplog):
     assert options_of(model) == planned  # not planned again
 
 
-def test_nothing_changes_where_all_fits(caplog):
+def test_nothing_changes_where_all_fits(caplog, tmp_path):
     caplog.set_level(logging.INFO, "millrace")
-    strategy = millrace.Strategy(devices=1, memory="1GB")
+    strategy = millrace.Strategy(devices=1, memory="1GB", report_dir=tmp_path)
     model = cases.attached(strategy, cases.mlp)
     before = options_of(model)
     x, y = cases.data(model, 2 * ROWS)
     model.fit(x, y, batch_size=ROWS, verbose=0)
     assert options_of(model) == before
     assert not [each for each in caplog.records if "planned" in each.message]
+    (loop,) = millrace.records.load(tmp_path).loops  # the planning is part of it
+    assert loop.seconds >= loop.compile_seconds > loop.planning_seconds > 0
 
 
 def test_options_of_the_user_stay():

@@ -215,6 +215,7 @@ def test_a_memory_report_a_budget_and_tensors(tmp_path):
     loop = run.loops[0]
     compiled = [each.seconds for each in run.compilations if each.began >= loop.began]
     assert loop.compile_seconds > sum(compiled)  # the search for the budget, too
+    assert loop.compile_seconds >= loop.planning_seconds > sum(compiled[:1])
     kernel = [each for each in run.tensors if each.tensor.name.endswith("/kernel")]
     assert [each.epoch for each in kernel] == [1, 2]
     assert [each.steps for each in kernel] == [(0, 1, 2, 3), (4, 5, 6, 7)]

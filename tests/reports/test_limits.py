@@ -85,7 +85,7 @@ def test_parts_add_up_to_the_wall_time():
     )
     # 10 s: 1 compiling, 0.5 waiting; 8 - 0.2 - 0.5 = 7.3 in executions; 1.2 before the first.
     assert found.seconds == pytest.approx(
-        {"compile": 1, "data": 0.5, "bubble": 0, "transfer": 0, "compute": 7.3, "other": 1.2}
+        dict.fromkeys(PARTS, 0) | {"compile": 1, "data": 0.5, "compute": 7.3, "other": 1.2}
     )
     assert found.wall_seconds == pytest.approx(10)
     assert found.shares["compute"] == pytest.approx(0.73)
@@ -399,9 +399,18 @@ def test_recomputation_is_named_where_it_costs():
     assert "25 % in recomputation: model.set_recomputation_options(budget=...)" in found.advice
 
 
-@pytest.mark.parametrize("limit", ["compile", "data", "compute"])
+def test_planning_is_a_part_of_its_own():
+    """Of 8 s that compiled, 6 went into the search for what fits."""
+    found = limits(run(loops=[loop(compile_seconds=8.0, planning_seconds=6.0, steps=10)]))
+    assert (found.seconds["compile"], found.seconds["planning"]) == (2, 6)
+    assert found.limit == "planning"
+    assert "took 6.00 of 10.00 s (60 %): Strategy(cache_dir=...)" in found.advice
+
+
+@pytest.mark.parametrize("limit", ["compile", "planning", "data", "compute"])
 def test_advice_is_one_sentence(limit):
-    fields = {f"{limit}_seconds": 8.0} if limit == "compile" else {}
+    fields = {"compile_seconds": 8.0} if limit in ("compile", "planning") else {}
+    fields |= {"planning_seconds": 7.0} if limit == "planning" else {}
     fields |= {"wait_seconds": 8.0} if limit == "data" else {}
     found = limits(run(loops=[loop(**fields)], compilations=[compilation()], feeds=[feed()]))
     assert found.limit == limit

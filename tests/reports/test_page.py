@@ -2,9 +2,11 @@
 
 import base64
 import dataclasses
+import email.message
 import gc
 import gzip
 import html.parser
+import importlib.metadata
 import json
 import math
 import pathlib
@@ -27,6 +29,7 @@ from millrace.errors import OptionError
 from millrace.tools.reports.assets import ASSETS, LIBRARY, SCRIPTS, STYLES, licence, script
 from millrace.tools.reports.bubble import idle_slots
 from millrace.tools.reports.page import page, write_page
+from millrace.tools.reports.page_data import docs_address
 from millrace.tools.reports.thinning import kept_points
 from millrace.tools.reports.twin import simulated_twin
 
@@ -402,3 +405,34 @@ def test_collection_of_garbage_goes_on_afterwards(run):
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_each_tab_links_to_a_part_of_the_documentation():
+    """Once the package says where that is; of a package that does not, nothing is linked."""
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    links = re.findall(r'^  \["\w+", "\w+", \w+, "([^"]+)"\]', script(), re.MULTILINE)
+    assert len(links) == 8
+    for name, _, part in (link.partition("#") for link in links):
+        titles = re.findall(r"^#+ (.*)$", (docs / name).read_text(), re.MULTILINE)
+        assert not part or part in {title.lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    ("urls", "address"),
+    [
+        (["Issues, https://a.test/x/issues", "Repository, https://a.test/x"], "https://a.test/x"),
+        (None, ""),
+    ],
+)
+def test_the_address_of_the_documentation_is_that_of_the_package(monkeypatch, urls, address):
+    metadata = email.message.Message()
+    for url in urls or ():
+        metadata["Project-URL"] = url
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda package: metadata)
+    assert docs_address.__wrapped__() == (address and f"{address}/blob/main/docs/")
+
+
+def test_the_commands_of_empty_tabs_work():
+    found = re.findall(r"millrace\.callbacks\.\w+\(.*?\)(?=\])", script())
+    assert len(found) == 1
+    assert isinstance(eval(found[0]), millrace.callbacks.TensorStatistics)

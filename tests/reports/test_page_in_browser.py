@@ -1,5 +1,6 @@
 """The page of a run in Chromium: every tab, pointer and keys, and what it must not do."""
 
+import csv
 import dataclasses
 import os
 import pathlib
@@ -13,7 +14,7 @@ from synthetic import synthetic_run
 
 from millrace.base.records.loops import ExecutionSample, LoopRecord, ProcessRecord
 from millrace.base.records.run import RunRecords
-from millrace.tools.reports import assets, page
+from millrace.tools.reports import assets, page, page_data
 from millrace.tools.reports.bubble import idle_slots
 from millrace.tools.reports.page import write_page
 
@@ -294,6 +295,8 @@ def test_a_narrow_page_is_not_wider_than_its_frame(browser, path):
                 lists = "[...document.querySelectorAll('select')]"
                 rights = browser.run(f"return {lists}.map((s) => s.getBoundingClientRect().right)")
                 assert max(rights, default=0) <= width, tab
+                chosen = "document.querySelector('[aria-selected=true]').getBoundingClientRect()"
+                assert browser.run(f"return {chosen}.right") <= width, tab
         finally:
             browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -326,3 +329,70 @@ def test_charts_of_a_feed_begin_after_compiling(browser, path, tmp_path):
     assert "leave out the first 43.0 s" in browser.text("#panel")
     data = browser.run("return document.querySelector('.curves').plot.data")
     assert data == [[43, 43.5, 43.75, 44.25], [16, 32, 16, 16]]
+
+
+def test_a_table_is_downloaded_as_csv(browser, tmp_path, run):
+    """As it is sorted and filtered: with numbers that are not rounded, and without formulas."""
+    name = '=1+1, "so"'
+    groups = tuple(
+        dataclasses.replace(group, owner=name) if group.owner == "SGD" else group
+        for each in run.operations[:1]
+        for group in each.groups
+    )
+    program = dataclasses.replace(run.operations[0], groups=groups)
+    part = RunRecords(path=tmp_path, operations=(program,))
+    browser.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
+    browser.open(write_page([part], tmp_path / "csv.html"), "operations")
+    browser.run(
+        "const box = document.querySelector('input[type=search]');"
+        "box.value = '1+1'; box.dispatchEvent(new Event('input'));"
+        "document.querySelector('.csv').click()"
+    )
+    file, end = tmp_path / "Operations.csv", time.monotonic() + 20
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    head, *rows = csv.reader(file.read_text().splitlines())
+    assert head[-4:] == ["operations", "FLOPs", "bytes", "time (s)"]
+    own = [each for each in groups if each.owner == name]
+    assert [row[0] for row in rows] == [f"'{name}"] * len(own)
+    assert [float(row[4]) for row in rows] == sorted((each.flops for each in own), reverse=True)
+    assert browser.console() == []
+
+
+def test_every_axis_has_a_unit_or_a_name(browser, path):
+    """In its numbers (2.5 s, 12 %, 3 MB), or below them."""
+    axes = (
+        "return [...document.querySelectorAll('.curves')].flatMap(({plot}) => plot.axes.map((a) =>"
+        "a.label || String(a.values(plot, [0.5 * (plot.scales[a.scale].max + 0)])[0])))"
+    )
+    for tab in ("summary", "memory", "feeds", "tensors"):
+        browser.open(path, tab)
+        named = browser.run(axes)
+        assert len(named) >= 2, tab
+        assert not any(re.fullmatch(r"[\d.,e+-]*", each) for each in named), (tab, named)
+
+
+def test_a_run_that_goes_on_or_was_killed_says_until_when(browser, tmp_path):
+    host = socket.gethostname()
+    loop = LoopRecord(number=0, model="mlp", mode="train", began=200.0, epochs=3)
+    sample = {"loop": 0, "mode": "train", "epoch": 3, "began": 201.0, "seconds": 4}
+    end = ExecutionSample(**sample, executions=1, steps=8)
+    for pid, badge in ((os.getpid(), "running at 20"), (2**22 + 1, "killed, last seen 1970-01-01")):
+        process = ProcessRecord(
+            process=0, pid=pid, host=host, cores=1, platform="cpu", devices=(), began=100.0
+        )
+        run = RunRecords(path=tmp_path, processes=(process,), loops=(loop,), executions=(end,))
+        browser.open(write_page([run], tmp_path / "report.html"))
+        assert browser.text(".outcome").startswith(badge)
+        assert "≥ 5.00 s" in browser.text("table")
+        assert (f"millrace report {tmp_path}" in browser.text("#panel")) == (pid == os.getpid())
+
+
+def test_a_tab_links_to_its_guide(browser, tmp_path, run, monkeypatch):
+    monkeypatch.setattr(page_data, "docs_address", lambda: "https://a.test/docs/")
+    browser.open(write_page([run], tmp_path / "report.html"), "trace")
+    link = browser.driver.find_element("link text", "Documentation")
+    assert link.get_attribute("href") == "https://a.test/docs/reports.md#execution-traces"
+    assert len(browser.requests()) <= 1  # it waits for a click

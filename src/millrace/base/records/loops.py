@@ -48,6 +48,7 @@ class LoopRecord:
     steps: int = 0
     epochs: int = 0  # that have begun
     compile_seconds: float = 0.0
+    planning_seconds: float = 0.0  # of these: searches for what fits, with all they compile
     wait_seconds: float = 0.0  # for data
     # Of a pipeline over processes: what the time of its updates went to, as `UpdateSeconds.parts`.
     update_seconds: Mapping[str, float] = field(default_factory=dict[str, float])

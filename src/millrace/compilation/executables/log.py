@@ -100,6 +100,8 @@ class CompileLog:
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
         self.search_seconds = 0.0  # of searches among programs, besides those of the records
+        self.planning_seconds = 0.0  # of searches, with those of the records
+        self.ahead_seconds = 0.0  # of a plan for the loop that begins next
         self._trials = Trials(self._show)
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._sink = records
@@ -143,8 +145,9 @@ class CompileLog:
         try:
             yield
         finally:
-            rest = time.perf_counter() - begin - (self.seconds - before)
-            self.search_seconds += max(rest, 0.0)
+            took = time.perf_counter() - begin
+            self.planning_seconds += took
+            self.search_seconds += max(took - (self.seconds - before), 0.0)
 
     @contextlib.contextmanager
     def no_recompile(self) -> Iterator[None]:

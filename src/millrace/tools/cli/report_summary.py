@@ -13,6 +13,7 @@ operations   FLOPs      bytes      time
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +26,8 @@ from millrace.base.records.printable import counted, printable
 from millrace.base.records.run import RunRecords
 from millrace.tools.cli.types import table_console
 from millrace.tools.reports.limits import limits
-from millrace.tools.reports.running import outcome_of, run_state
+from millrace.tools.reports.running import outcome_of, run_outcome, run_state
+from millrace.tools.reports.seen import as_seen, last_seen
 
 _MAX_TASKS = 200  # of a drawing
 _MAX_LINES = 24
@@ -58,10 +60,12 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
         "ended": "it has ended",
         "unknown": "not on this host" if run.processes else "no record of its processes",
     }
-    state = run_state(run)
-    yield "run", f"{run.path} ({states[state]})"
+    state = states[run_state(run)]
+    if run_outcome(run) == "killed":
+        state = f"killed, last seen {datetime.fromtimestamp(last_seen(run)):%Y-%m-%d %H:%M:%S}"
+    yield "run", f"{run.path} ({state})"
     for loop in run.loops[-_MAX_LOOPS:]:
-        yield "loop", _loop(loop, outcome_of(run, loop))
+        yield "loop", _loop(as_seen(run, loop), outcome_of(run, loop))
     if len(run.loops) > _MAX_LOOPS:
         yield "", f"and {len(run.loops) - _MAX_LOOPS} before them"
     devices = dict.fromkeys(device for each in run.processes for device in each.devices)
@@ -93,13 +97,14 @@ def _loop(loop: LoopRecord, outcome: str) -> str:
     ]
     on = f" on {' and '.join(where)}" if where else ""
     process = f", process {loop.process}" if loop.process else ""
-    time = f", {loop.seconds:.2f} s" if loop.ended else ""
+    time = f", {loop.seconds:.2f} s" if loop.seconds else ""
+    least = "at least " if loop.outcome == "running" else ""
     outcome = "" if outcome == "finished" else f", {outcome}"
     error = f": {loop.error}" if loop.error else ""
     return (
         f"{loop.mode} of {loop.model or 'a model'}{on}{process}, "
-        f"{'' if loop.ended else 'at least '}{loop.epochs} epochs, "
-        f"{loop.steps:,} steps in {loop.executions:,} executions{time}{outcome}{error}"
+        f"{least}{loop.epochs} epochs, {loop.steps:,} steps in {loop.executions:,} executions"
+        f"{time}{outcome}{error}"
     )
 
 

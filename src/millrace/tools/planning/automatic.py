@@ -9,6 +9,7 @@ Batches stay those of `fit`, so that callbacks and logs do: layouts are compared
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -74,6 +75,7 @@ def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
         training_batch(controller, batch, "fit()")
         replicas = controller.setup.replicas
         whole = spec.of_rows(spec.rows * replicas)
+        begin = time.perf_counter()
         plan = search_plan(
             controller,
             whole,
@@ -81,6 +83,7 @@ def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
             steps_of_epoch=steps,
             keeps_batches=True,
         )
+    controller.totals.compile_log.ahead_seconds = time.perf_counter() - begin
     _put(controller, plan, spec)
 
 

@@ -87,7 +87,7 @@ class LoopWriter:
         self._last = 0.0  # begin of the last execution
         self._epoch = 0
         self._compilations = 0  # of the log that were looked at
-        self._search_seconds = 0.0  # likewise
+        self._search_seconds = self._planning_seconds = 0.0  # likewise
         self._compile_seconds: dict[str, float] = {}  # by mode, since the last sample
         self._due = self._summary_due = 0.0
         self._outcome: Outcome = "finished"
@@ -108,9 +108,14 @@ class LoopWriter:
         now = time.perf_counter()
         self._setup, self._arguments, self._log = setup, arguments, log
         self._compilations, self._search_seconds = log.length, log.search_seconds
+        self._planning_seconds = log.planning_seconds
         self._outcome, self._error = "finished", ""
         if setup is not None and self.record.mode == Mode.TRAIN.value and "epochs" in arguments:
             self._history = EpochHistory(setup.model, self.record.number, self._sinks.process)
+        ahead, log.ahead_seconds = log.ahead_seconds, 0.0
+        if ahead:  # `fit` has planned, which the user waits for like for the rest of it
+            began, seconds = self.record.began - ahead, {"compile_seconds": ahead}
+            self.record = replace(self.record, began=began, planning_seconds=ahead, **seconds)
         if not self.is_written:
             self.is_written = True
             self._due = now + pace.between_samples(now)
@@ -290,7 +295,10 @@ class LoopWriter:
         modes, seconds = [each.mode for each in counts], self._compile_seconds
         of_modes = dict(compile_seconds(of_loop(records, self.record), modes, current))
         of_modes[current] += self._log.search_seconds - self._search_seconds
+        planning = self.record.planning_seconds + self._log.planning_seconds
+        self.record = replace(self.record, planning_seconds=planning - self._planning_seconds)
         self._search_seconds = self._log.search_seconds
+        self._planning_seconds = self._log.planning_seconds
         for mode, each in of_modes.items():
             seconds[mode] = seconds.get(mode, 0.0) + each
 

@@ -24,6 +24,7 @@ def advice(run: RunRecords, parts: Parts, limit: str) -> str:
     """
     makers: dict[str, Callable[[RunRecords, Parts], str]] = {
         "compile": _compile_advice,
+        "planning": _planning_advice,
         "data": _data_advice,
         "bubble": bubble_advice,
         "transfer": _transfer_advice,
@@ -60,6 +61,14 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     return (
         f"{lost}, for {programs} of this run, mostly for tracing and reading: "
         "strategy.export_executables(directory) and load_executables(directory) save the tracing."
+    )
+
+
+def _planning_advice(run: RunRecords, parts: Parts) -> str:
+    return (
+        "Searching for what fits into the memory, by compiling several programs, took "
+        f"{lost_text(parts, 'planning')}: Strategy(cache_dir=...) keeps these programs for the "
+        "next run, and model.precompile(batch_spec) searches before there is data."
     )
 
 

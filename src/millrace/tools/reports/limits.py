@@ -1,9 +1,10 @@
-"""The limits of a run: the time of its loops, in six parts.
+"""The limits of a run: the time of its loops, in seven parts.
 
     wall time of fit, evaluate and predict
-    |compile|data|other|transfer|bubble|compute|
+    |compile|planning|data|other|transfer|bubble|compute|
 
 compile    tracing, lowering, compiling and reading of executables
+planning   searches for what fits into the memory, with the executables that they compare
 data       the loop waits for its infeed
 bubble     device groups of a pipeline wait for one another, by the traced updates
 transfer   device groups wait for a value that is on its way; exchange between replicas

@@ -1,22 +1,22 @@
 """The wall time of one loop, divided into parts by all records about it.
 
-    |compile|data| rest: executions, and the time before and between them |
-                 |other|transfer|bubble|compute|    by the traced updates, where there are any
+    |compile|planning|data| rest: executions, and the time before and between them |
+                          |other|transfer|bubble|compute|    by the traced updates, where they are
 
 A loop that still runs, or whose process was killed, lasts until the last record about it.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.base.records.loops import ExecutionSample, LoopRecord
 from millrace.base.records.run import RunRecords
 from millrace.base.records.trace import ExecutionTrace
+from millrace.tools.reports.seen import as_seen
 from millrace.tools.reports.trace_shares import TraceShares, trace_shares
 
 _FEW_CALLS = 3  # traced ones, of which the longest says too little of all others
-PARTS = ("compile", "data", "bubble", "transfer", "compute", "other")
+PARTS = ("compile", "planning", "data", "bubble", "transfer", "compute", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LoopParts:
 
 def parts_of_loops(run: RunRecords) -> list[LoopParts]:
     """Returns the parts of all loops of a run, but of those within another one."""
-    return [_parts(run, loop) for loop in _outermost(run.loops)]
+    return [_parts(run, loop) for loop in _outermost([as_seen(run, each) for each in run.loops])]
 
 
 def lost_text(parts: Sequence[LoopParts], *names: str) -> str:
@@ -56,21 +56,20 @@ def _contains(outer: LoopRecord, loop: LoopRecord) -> bool:
     if loop.mode not in ("test", "predict") or outer.process != loop.process:
         return False
     goes_on = outer.outcome == "running" or loop.ended <= outer.ended
-    return outer.number < loop.number and outer.began <= loop.began <= loop.ended and goes_on
+    return outer.number < loop.number and outer.began <= loop.began <= outer.ended and goes_on
 
 
 def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
-    until = _until(run, loop)
     samples = [
         each
         for each in run.executions
         if (each.loop, each.process) == (loop.number, loop.process)
-        and loop.began <= each.began <= until
+        and loop.began <= each.began <= loop.ended
     ]
-    wall = loop.seconds or max(_last_time(run, loop, samples, until) - loop.began, 0.0)
-    compiling = min(_compile_seconds(run, loop, samples, until), wall)
-    waiting = loop.wait_seconds if loop.ended else sum(each.wait_seconds for each in samples)
-    waiting = min(max(waiting, 0.0), wall - compiling)
+    wall = loop.seconds
+    compiling = min(loop.compile_seconds, wall)
+    planning = min(loop.planning_seconds, compiling)
+    waiting = min(max(loop.wait_seconds, 0.0), wall - compiling)
     rest = wall - compiling - waiting
     steps = loop.steps or sum(each.steps for each in samples)
     executions = loop.executions or sum(each.executions for each in samples)
@@ -93,50 +92,9 @@ def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
         seconds["bubble"] += shares.bubble * within
         seconds["transfer"] += (shares.transfer + exchange) * within
         seconds["compute"] += (shares.compute - exchange) * within
-    seconds |= {"compile": compiling, "data": waiting}
+    seconds |= {"compile": compiling - planning, "planning": planning, "data": waiting}
     seconds["other"] = max(wall - sum(seconds.values()), 0.0)
     return LoopParts(loop, seconds, steps, executions, by_mode[loop.mode])
-
-
-def _until(run: RunRecords, loop: LoopRecord) -> float:
-    """Returns the time after which records are of a later start of the program."""
-    if loop.ended:
-        return loop.ended
-    starts = (each.began for each in run.processes if each.process == loop.process)
-    return min((began for began in starts if began > loop.began), default=math.inf)
-
-
-def _last_time(
-    run: RunRecords, loop: LoopRecord, samples: Iterable[ExecutionSample], until: float
-) -> float:
-    """Returns when the last record about a loop without an end was written."""
-    own = loop.number, loop.process
-    times = [each.began + each.seconds for each in samples]
-    times += [each.ended for each in run.epochs if (each.loop, each.process) == own]
-    times += [each.time for each in run.feeds if (each.loop, each.process) == own]
-    if _is_alone(run):
-        times += [each.began + each.seconds for each in run.compilations if each.is_executable]
-    return max((each for each in times if loop.began <= each <= until), default=loop.began)
-
-
-def _compile_seconds(
-    run: RunRecords, loop: LoopRecord, samples: Iterable[ExecutionSample], until: float
-) -> float:
-    if loop.ended:
-        return loop.compile_seconds
-    seconds = sum(each.compile_seconds for each in samples)
-    if not _is_alone(run):  # the compile log does not say whose compilations these were
-        return seconds
-    logged = sum(
-        each.seconds
-        for each in run.compilations
-        if each.is_executable and loop.began <= each.began <= until
-    )
-    return max(seconds, logged)
-
-
-def _is_alone(run: RunRecords) -> bool:
-    return len({each.process for each in run.loops}) == 1
 
 
 def _modes(

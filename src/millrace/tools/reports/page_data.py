@@ -1,5 +1,7 @@
 """The contents of a run's page, as JSON and columns."""
 
+import functools
+import importlib.metadata
 import time
 from collections.abc import Sequence
 
@@ -11,6 +13,7 @@ from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.limits import limits
 from millrace.tools.reports.program_data import compilations_data, memory_data, operations_data
 from millrace.tools.reports.running import outcome_of, run_outcome
+from millrace.tools.reports.seen import as_seen, last_seen
 from millrace.tools.reports.series_data import (
     epochs_data,
     executions_data,
@@ -28,6 +31,17 @@ def title_of(runs: Sequence[RunRecords]) -> str:
     return " and ".join(shortened(_name(run), 80) for run in runs)
 
 
+@functools.cache
+def docs_address() -> str:
+    """Returns where the pages of the documentation are, or nothing if the package does not say."""
+    try:
+        urls = importlib.metadata.metadata("millrace").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from its source
+        return ""
+    repository = dict(each.split(", ", 1) for each in urls).get("Repository")
+    return f"{repository}/blob/main/docs/" if repository else ""
+
+
 def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]:
     """Returns all that a page shows.
 
@@ -38,6 +52,7 @@ def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]
     return {
         "version": 1,
         "written": time.time(),
+        "docs": docs_address(),
         "styles": {kind: style._asdict() for kind, style in PASS_STYLES.items()},
         "roles": list(ROLES),
         "runs": [_run(run, columns) for run in runs],
@@ -49,11 +64,12 @@ def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
         "name": shortened(_name(run)),
         "path": shortened(str(run.path)),
         "outcome": run_outcome(run),
+        "seen": encode(last_seen(run)),
         "damaged": dict(run.damaged),
         "processes": [shortened(encode(each)) for each in run.processes[:SHOWN]],
         "loops": [
             {**_fields(each), "seconds": encode(each.seconds), "outcome": outcome_of(run, each)}
-            for each in run.loops[-SHOWN:]
+            for each in (as_seen(run, loop) for loop in run.loops[-SHOWN:])
         ],
         "limits": _limits(run),
         "loops_in_all": len(run.loops),

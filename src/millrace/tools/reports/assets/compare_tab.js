@@ -3,7 +3,7 @@
 function compareTab() {
   const [first, second] = DATA.runs;
   if (!second) {
-    return [section("Compare", "", empty("There is one run on this page", "Two runs are compared on a page of both.", "millrace report --compare runs/first runs/second"))];
+    return [section("Compare", "", empty("There is one run on this page", "Two runs are compared on a page of both.", `millrace report --compare ${first.path} OTHER`))];
   }
   return [optionsCompared(first, second), numbersCompared(first, second), lossesCompared(first, second), memoryCompared(first, second), tracesCompared(first, second)];
 }
@@ -45,11 +45,11 @@ function numbersCompared(first, second) {
       "time of the longest loop": [number(loop?.seconds), secondsText],
       "steps per second": [loop ? rateOf(loop) : NaN, valueText],
       "waiting for data": [number(loop?.wait_seconds), secondsText],
-      compiling: [none(sum(made.map(secondsOf)), made.length), secondsText],
+      "compiling, added up": [none(sum(made.map(secondsOf)), made.length), secondsText],
       executables: [none(made.length, made.length), exactText],
       "memory at the peak": [none(Math.max(...ran.map((profile) => profile.peak)), ran.length), bytesText],
       "FLOPs of the largest program": [none(Math.max(...run.operations.map((each) => sum(each.groups.map((group) => number(group[4]))))), run.operations.length), flopsText],
-      "time of an update": [trace ? trace.end : NaN, secondsText],
+      "time of an update": [trace?.end || NaN, secondsText],
       bubble: [trace && trace.bubble !== null ? trace.bubble : NaN, shareText],
       ...Object.fromEntries(Object.entries(lastLogs(run)).map(([name, value]) => [`last ${name}`, [value, valueText]])),
     };
@@ -111,7 +111,7 @@ function overlaidLogs(runs, loops, name) {
     each.epochs.forEach((epoch, i) => (values[at.get(epoch)] = each.values[i]));
     return [{ name: runs[k].name, values, color: COLORS[k] }];
   });
-  return element("div", {}, element("div", { class: "legend" }, series.map((each) => swatch(each.color, element("bdi", {}, each.name)))), overlaid(series, x, { name, xName: "epoch", xText: exactText, height: 240 }));
+  return element("div", {}, element("div", { class: "legend" }, series.map((each) => swatch(each.color, element("bdi", {}, each.name)))), overlaid(series, x, { name, yName: name, xName: "epoch", xText: exactText, height: 240 }));
 }
 
 function sideBySide(runs, content) {
@@ -156,7 +156,7 @@ function tracesCompared(first, second) {
       const trace = traces[k];
       if (!trace) return [element("h3", {}, element("bdi", {}, run.name)), empty("No trace", FILLS_TRACE)];
       const gantt = new Gantt(traceRows(trace, { twin: false, idle: true }), view, { name: `Timeline of ${run.name}`, most: 340 });
-      const note = `${secondsText(trace.end)}${trace.bubble === null ? "" : `, bubble ${shareText(trace.bubble)}`}`;
+      const note = `${secondsText(trace.end || lastOf(trace))}${trace.bubble === null ? "" : `, bubble ${shareText(trace.bubble)}`}`;
       return [element("h3", {}, element("bdi", {}, run.name), element("span", { class: "note" }, note)), gantt.host, gantt.status];
     }),
   );

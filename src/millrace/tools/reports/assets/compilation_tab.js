@@ -21,11 +21,12 @@ function compilationTab(run) {
       facts([
         ["executables", exactText(made.length)],
         ...[...by].map(([origin, list]) => [{ compiled: "compiled", cache: "from the cache", shared: "shared with an equal one", loaded: "loaded" }[origin] ?? origin, exactText(list.length)]),
-        ["time of all, added up", secondsText(seconds(made)), "several may be made at the same time, also before fit, evaluate and predict"],
-        ["fit, evaluate and predict waited", secondsText(number(run.limits.seconds.compile)), "the part of their time that the summary calls compile"],
+        ["time of all, added up", secondsText(seconds(made))],
+        ["fit, evaluate and predict waited", secondsText(number(run.limits.seconds.compile) + number(run.limits.seconds.planning))],
         ["compiled again", exactText(made.filter((record) => record.is_recompilation).length), "programs that this model has run in another form"],
         made.some((record) => record.code_bytes) ? ["machine code", bytesText(sum(made.map((record) => record.code_bytes)))] : null,
       ]),
+      element("p", { class: "note" }, "The wait is shorter than the sum where programs are compiled at the same time, or before, and longer where the search for what fits is part of it. The Summary has it as compile and planning."),
       compilationTimeline(made),
     ),
     section("All compilations", "the newest first", compilationTable(records)),
@@ -102,9 +103,9 @@ function compilationTable(records) {
   return table(
     [
       { name: "began", value: (r) => number(r.began) || r.order, text: (r) => dateText(number(r.began)) },
-      { name: "program", value: (r) => r.program, middle: true, cell: (r) => [element("bdi", {}, r.program), element("div", { class: "note" }, element("bdi", {}, r.model), " · ", r.batch)] },
+      { name: "program", value: (r) => r.program, middle: true, cell: (r) => [element("bdi", {}, r.program), r.batch ? element("div", { class: "note" }, element("bdi", {}, r.model), " · ", r.batch) : null] },
       { name: "origin", value: (r) => r.origin, cell: (r) => [swatch(ORIGIN_COLORS[r.origin] ?? "#98a2ae", r.origin), r.is_recompilation ? element("div", { class: "note" }, "again") : null, r.count > 1 ? element("div", { class: "note" }, `${exactText(r.count)} times`) : null] },
-      { name: "time", value: (r) => r.time, text: (r) => (r.origin === "switch" ? "–" : secondsText(r.time)), right: true },
+      { name: "time", value: (r) => r.time, unit: "s", text: (r) => (r.origin === "switch" ? "–" : secondsText(r.time)), right: true },
       { name: "peak", value: (r) => r.peak_bytes, text: (r) => (r.peak_bytes ? bytesText(r.peak_bytes) : "–"), right: true },
       { name: "code", value: (r) => r.code_bytes, text: (r) => (r.code_bytes ? bytesText(r.code_bytes) : "–"), right: true },
       { name: "cause", value: (r) => r.cause, wide: true, cell: (r) => [element("bdi", {}, r.cause || "–"), r.remedy ? element("div", { class: "remedy" }, r.remedy) : null], text: (r) => `${r.cause} ${r.remedy}` },

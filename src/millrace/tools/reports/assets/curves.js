@@ -6,7 +6,8 @@ function finite(values) {
 
 const WHOLE = [1, 2, 5].flatMap((m) => Array.from({ length: 12 }, (_, k) => m * 10 ** k)).sort((a, b) => a - b);
 
-function axes(xText, yText, xName, options) {
+function axes({ xText = valueText, yText = valueText, xName, yName }) {
+  const label = (text) => ({ label: text, labelFont: `11px ${FONT}`, labelSize: text ? 18 : 0 });
   const common = {
     stroke: () => color("--ink-faint"),
     grid: { stroke: () => color("--line"), width: 1 },
@@ -14,14 +15,14 @@ function axes(xText, yText, xName, options) {
     font: `11px ${FONT}`,
   };
   return [
-    { ...common, grid: { show: false }, incrs: options.whole ? WHOLE : undefined, values: (_, splits) => splits.map(xText), label: xName === "after" ? undefined : xName, labelFont: `11px ${FONT}`, labelSize: xName && xName !== "after" ? 18 : 0, size: 26, space: 70 },
-    { ...common, values: (_, splits) => splits.map((each) => (each === null ? "" : yText(each))), size: 68, space: 36 },
+    { ...common, ...label(xName === "after" ? "time since the loop began" : xName), grid: { show: false }, incrs: xText === exactText ? WHOLE : undefined, values: (_, splits) => splits.map(xText), size: 26, gap: 8, space: 70 },
+    { ...common, ...label(yName), values: (_, splits) => splits.map((each) => (each === null ? "" : yText(each))), size: 62, space: 36 },
   ];
 }
 
-// options: {x, series: [{name, values, color, dash, steps: 1 until the next point, -1 since the last}], xText, yText, xName, height, log, range, fill, marks, name}
+// options: {x, series: [{name, values, color, dash, steps: 1 until the next point, -1 since the last}], xText, yText, xName, yName where yText has no unit, height, log, range, fill, marks, name}
 function curves(options) {
-  const { series, xText = valueText, yText = valueText, height = 220, name } = options;
+  const { series, height = 220, name } = options;
   const host = element("div", { class: "curves", tabindex: "0", role: "img", "aria-label": `${name}. Arrow keys go from point to point.`, style: { minHeight: `${height}px` } });
   const x = finite(options.x);
   const data = [x, ...series.map((each) => finite(each.values))];
@@ -42,7 +43,7 @@ function curves(options) {
           x: { time: false, range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high]) },
           y: options.log && data.slice(1).some((each) => each.some((value) => value !== null)) ? { distr: 3 } : { range: options.range ?? niceRange },
         },
-        axes: axes(xText, yText, options.xName, { whole: xText === exactText }),
+        axes: axes(options),
         series: [
           {},
           ...series.map((each) => ({

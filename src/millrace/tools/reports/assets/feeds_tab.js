@@ -77,7 +77,7 @@ function executionCurves(series, began, from) {
     ]),
     from > 0 ? element("p", { class: "note" }, `The charts leave out the first ${secondsText(from)}, of which most went into compiling.`) : null,
     element("h3", {}, "Steps per second"),
-    curves({ name: "Steps per second", x, xName: "after", xText: momentText, yText: valueText, series: [{ name: "steps/s", values: held("steps"), color: COLORS[0], steps: 1 }], height: 170 }),
+    curves({ name: "Steps per second", x, xName: "after", xText: momentText, yName: "steps per second", series: [{ name: "steps/s", values: held("steps"), color: COLORS[0], steps: 1 }], height: 170 }),
     element("h3", {}, "Share of the time that the loop spends"),
     curves({
       name: "Shares of time",
@@ -85,6 +85,7 @@ function executionCurves(series, began, from) {
       xName: "after",
       xText: momentText,
       yText: shareText,
+      yName: "share of the time",
       series: [part("waiting for data", "wait_seconds", PART_COLORS.data), part("compiling", "compile_seconds", PART_COLORS.compile), part("dispatching", "dispatch_seconds", "#98a2ae")],
       height: 170,
       range: (_, low, high) => [0, Math.max(high ?? 0, 0.1) * 1.05],
@@ -111,6 +112,7 @@ function feedCurves(series, began, from) {
     element("h3", {}, "Blocks that are ready", element("span", { class: "note" }, "besides the one in use; with none the loop waits only where the data is late")),
     curves({
       name: "Blocks that are ready",
+      yName: "blocks",
       x,
       xName: "after",
       xText: momentText,
@@ -128,6 +130,7 @@ function feedCurves(series, began, from) {
       xName: "after",
       xText: momentText,
       yText: shareText,
+      yName: "share of the time",
       series: [
         { name: "the loop waits", values: share(waits), color: PART_COLORS.data, text: shareText, steps: -1 },
         { name: "the feeding thread prepares", values: share(column(series.prepare_seconds)), color: COLORS[0], text: shareText, steps: -1 },

@@ -11,7 +11,7 @@ class Gantt {
   constructor(rows, view, { name, most = 620, labels = 132 }) {
     this.rows = rows;
     this.view = view;
-    this.labels = labels; // pixels for the names of rows
+    this.wanted = labels; // pixels for the names of rows
     this.chosen = null; // {row, lane, span}
     this.layOut();
     this.canvas = element("canvas", { tabindex: "0", role: "img", "aria-label": `${name}. Arrow keys go from span to span.` });
@@ -40,6 +40,7 @@ class Gantt {
 
   resize(width) {
     this.width = width;
+    this.labels = Math.min(this.wanted, Math.round(width * 0.3));
     this.ratio = Math.min(window.devicePixelRatio || 1, 3);
     this.canvas.width = Math.round(width * this.ratio);
     this.canvas.height = Math.round(this.visible * this.ratio);

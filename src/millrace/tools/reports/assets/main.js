@@ -2,14 +2,14 @@
 // the second of two runs.
 
 const TABS = [
-  ["summary", "Summary", summaryTab],
-  ["memory", "Memory", memoryTab],
-  ["trace", "Trace", traceTab],
-  ["operations", "Operations", operationsTab],
-  ["compilation", "Compilation", compilationTab],
-  ["feeds", "Feeds", feedsTab],
-  ["tensors", "Tensors", tensorsTab],
-  ["compare", "Compare", compareTab],
+  ["summary", "Summary", summaryTab, "reports.md#what-limited-a-run"],
+  ["memory", "Memory", memoryTab, "reports.md#memory-liveness"],
+  ["trace", "Trace", traceTab, "reports.md#execution-traces"],
+  ["operations", "Operations", operationsTab, "reports.md#operations"],
+  ["compilation", "Compilation", compilationTab, "recompilation.md"],
+  ["feeds", "Feeds", feedsTab, "infeed.md"],
+  ["tensors", "Tensors", tensorsTab, "tensor_statistics.md"],
+  ["compare", "Compare", compareTab, "reports.md#the-page"],
 ];
 const here = { tab: DATA.runs.length > 1 ? "compare" : "summary", run: 0 };
 const RELOAD_AFTER = 30000; // milliseconds without a touch
@@ -44,6 +44,7 @@ function drawHead() {
       here.tab === "compare" && DATA.runs.length > 1 ? null : outcomeOf(run),
       DATA.runs.length > 1 && here.tab !== "compare" ? choice("Run", DATA.runs.map((each) => each.name), here.run, (k) => goTo(here.tab, k)) : null,
       element("span", { class: "note written" }, `written ${dateText(DATA.written)}`),
+      docsLink(TABS.find(([name]) => name === here.tab)),
     ),
     element(
       "div",
@@ -66,12 +67,19 @@ function drawHead() {
     ),
   );
   panel.setAttribute("aria-labelledby", `tab-${here.tab}`);
+  document.getElementById(`tab-${here.tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+// The one address that a click leaves this file for.
+function docsLink([, title, , page]) {
+  return DATA.docs ? element("a", { class: "note", href: DATA.docs + page, title: `What ${title} shows`, target: "_blank", rel: "noreferrer" }, "Documentation") : null;
 }
 
 // Of a program that runs, it is true of one moment only: it may be killed after it.
 function outcomeOf(run) {
-  const text = run.outcome === "running" ? `running at ${dateText(DATA.written)}` : run.outcome || "no loop yet";
-  return element("span", { class: `outcome ${run.outcome}` }, text);
+  const text = { running: `running at ${dateText(DATA.written)}`, "": "no loop yet" }[run.outcome] ?? run.outcome;
+  const seen = run.outcome.endsWith("killed") ? `, last seen ${dateText(number(run.seen))}` : "";
+  return element("span", { class: `outcome ${run.outcome}` }, text, seen);
 }
 
 // Arrow keys go from tab to tab.

@@ -62,8 +62,8 @@ function profileView(run, profile) {
         ["program points", exactText(each.program_points)],
         ["with a layer or a role", shareText(each.attributed), "share of the bytes, on average over the program points"],
       ]),
-      trial ? element("p", { class: "note" }, "recomputed: ", element("bdi", {}, each.recomputation || "nothing")) : null,
       each.length ? [memoryChart(each, most), passLegend(each)] : empty("No curve", "The compiler has told the sum alone."),
+      trial ? element("p", { class: "note" }, "recomputed: ", element("bdi", {}, each.recomputation || "nothing")) : null,
     ),
   );
   return [

@@ -72,7 +72,7 @@ function programView(program) {
         program.calls ? ["calls traced", exactText(program.calls)] : null,
         program.calls && number(program.overhead) > 0 ? ["cost of tracing", shareText(number(program.overhead)), "of the traced executions, against the one before them"] : null,
       ]),
-      timed ? null : element("p", { class: "note" }, "No call of this program was traced, so there are counts and no times."),
+      timed ? null : element("p", { class: "note" }, "Counts without times, which a run leaves with ", element("code", {}, "MILLRACE_REPORT_TRACE=2"), " in its environment."),
       element(
         "div",
         { class: "bar" },
@@ -107,7 +107,7 @@ function groupBars(program, measure, grouping) {
 }
 
 function operationsTable(program, timed) {
-  const right = (name, at, text) => ({ name, value: (g) => number(g[at]), text: (g) => (g[at] === null ? "–" : text(number(g[at]))), right: true });
+  const right = (name, at, text, unit) => ({ name, unit, value: (g) => number(g[at]), text: (g) => (g[at] === null ? "–" : text(number(g[at]))), right: true });
   return [
     table(
       [
@@ -117,7 +117,7 @@ function operationsTable(program, timed) {
         right("operations", 3, exactText),
         right("FLOPs", 4, flopsText),
         right("bytes", 5, bytesText),
-        right("time", 6, secondsText),
+        right("time", 6, secondsText, "s"),
       ],
       program.groups,
       { name: "Operations", sorted: timed ? 6 : 4, filter: "Filter by layer, role or pass" },

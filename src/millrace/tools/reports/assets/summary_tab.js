@@ -7,6 +7,7 @@ const PART_COLORS = {
   bubble: "#b3bac4",
   transfer: "#c9822b",
   compile: "#b8433f",
+  planning: "#a5459b",
   other: "#8a5fb0",
 };
 
@@ -34,7 +35,7 @@ function failures(run) {
     .filter((loop) => ["failed", "interrupted", "killed"].includes(loop.outcome))
     .slice(-3)
     .map((loop) =>
-      element("p", { class: "warning" }, `Loop ${loop.number}, ${loop.mode} of `, element("bdi", {}, loop.model), ` ${loop.outcome === "failed" ? "" : "was "}${loop.outcome}`, loop.error ? [": ", element("bdi", {}, loop.error)] : "."),
+      element("p", { class: "warning" }, `Loop ${loop.number}, ${loop.mode} of `, element("bdi", {}, loop.model), ` ${loop.outcome === "failed" ? "" : "was "}${loop.outcome}`, loop.outcome === "killed" ? `; its last record is of ${dateText(number(loop.ended))}` : null, loop.error ? [": ", element("bdi", {}, loop.error)] : "."),
     );
 }
 
@@ -51,6 +52,7 @@ function limitsOf(run) {
     `${secondsText(limits.wall_seconds)} in fit, evaluate and predict`,
     shareBar(parts, sum(parts.map((part) => part.value)), secondsText),
     element("p", { class: "advice" }, limits.limit ? element("b", {}, limits.limit, ". ") : null, limits.advice),
+    run.outcome.startsWith("running") ? element("p", { class: "note" }, "Until ", dateText(DATA.written), ". What became of it since then: ", element("code", {}, `millrace report ${run.path}`)) : null,
   );
 }
 
@@ -114,7 +116,7 @@ function epochCurves(loop) {
   const epochs = column(loop.epochs);
   const chart = (shown, name, height) =>
     shown.length
-      ? curves({ name, x: epochs, xName: "epoch", xText: exactText, series: shown.slice(0, 8).map((log, k) => ({ ...log, color: COLORS[k % COLORS.length] })), height, legend: true })
+      ? curves({ name, x: epochs, xName: "epoch", xText: exactText, yName: shown.length === 1 ? shown[0].name : name.split(" ")[0].toLowerCase(), series: shown.slice(0, 8).map((log, k) => ({ ...log, color: COLORS[k % COLORS.length] })), height, legend: true })
       : null;
   return element("div", {}, chart(losses, "Losses by epoch", 210), others.length ? [element("h3", {}, "Metrics"), others.length > 3 ? metricChoice(others, epochs) : chart(others.slice(0, 3), "Metrics by epoch", 150)] : null);
 }
@@ -123,7 +125,7 @@ function epochCurves(loop) {
 function metricChoice(logs, epochs) {
   const host = element("div");
   const show = (k) =>
-    fill(host, curves({ name: logs[k].name, x: epochs, xName: "epoch", xText: exactText, series: [{ ...logs[k], color: COLORS[1] }], height: 150 }));
+    fill(host, curves({ name: logs[k].name, x: epochs, xName: "epoch", xText: exactText, yName: logs[k].name, series: [{ ...logs[k], color: COLORS[1] }], height: 150 }));
   show(0);
   return [select("Metric", logs.map((log) => log.name), 0, show), host];
 }
@@ -138,34 +140,27 @@ function loopsTable(run) {
   if (!run.loops.length) {
     return section("Loops", "", empty("No loop has begun", "A call of fit, evaluate or predict, or of a loop of your own, makes a line here."));
   }
-  const atLeast = (l, count) => (number(l.ended) > 0 ? "" : "≥ ") + exactText(count);
+  const atLeast = (l, text) => (/running|killed/.test(l.outcome) ? "≥ " : "") + text;
   const columns = [
-    { name: "loop", value: (l) => l.number, text: (l) => `${l.number}${l.process ? ` of process ${l.process}` : ""}`, right: true },
+    { name: "loop", value: (l) => (l.process ? `${l.number} of process ${l.process}` : l.number), right: true },
     { name: "model", value: (l) => l.model },
     { name: "mode", value: (l) => l.mode },
     { name: "outcome", value: (l) => l.outcome, cell: (l) => element("span", { class: `outcome ${l.outcome}` }, l.outcome) },
     { name: "began", value: (l) => number(l.began), text: (l) => dateText(number(l.began)) },
-    { name: "time", value: (l) => number(l.seconds), text: (l) => (number(l.seconds) > 0 ? secondsText(number(l.seconds)) : "–"), right: true },
-    { name: "epochs", value: (l) => l.epochs, text: (l) => atLeast(l, l.epochs), right: true },
-    { name: "steps", value: (l) => l.steps, text: (l) => atLeast(l, l.steps), right: true },
+    { name: "time", value: (l) => number(l.seconds), unit: "s", text: (l) => (number(l.seconds) > 0 ? atLeast(l, secondsText(number(l.seconds))) : "–"), right: true },
+    { name: "epochs", value: (l) => l.epochs, text: (l) => atLeast(l, exactText(l.epochs)), right: true },
+    { name: "steps", value: (l) => l.steps, text: (l) => atLeast(l, exactText(l.steps)), right: true },
     { name: "steps/s", value: (l) => rateOf(l), text: (l) => (rateOf(l) > 0 ? valueText(rateOf(l)) : "–"), right: true },
-    { name: "compiling", value: (l) => number(l.compile_seconds), text: (l) => secondsText(number(l.compile_seconds)), right: true },
-    { name: "waiting for data", value: (l) => number(l.wait_seconds), text: (l) => secondsText(number(l.wait_seconds)), right: true },
+    { name: "compiling", value: (l) => number(l.compile_seconds), unit: "s", text: (l) => secondsText(number(l.compile_seconds)), right: true },
+    { name: "waiting for data", value: (l) => number(l.wait_seconds), unit: "s", text: (l) => secondsText(number(l.wait_seconds)), right: true },
   ];
-  const latest = run.loops[run.loops.length - 1];
+  const longest = longestLoop(run);
   return section(
     "Loops",
     run.loops_in_all > run.loops.length ? `the last ${exactText(run.loops.length)} of ${exactText(run.loops_in_all)}` : "",
     table(columns, run.loops, { name: "Loops", shown: 20, filter: run.loops.length > 20 ? "Filter by model, mode or outcome" : null }),
-    Object.keys(latest.options).length
-      ? element("details", {}, element("summary", {}, `Options of loop ${latest.number}`), optionsList(latest.options))
-      : optionsOfAny(run),
+    Object.keys(longest.options).length ? element("details", {}, element("summary", {}, `Options of loop ${longest.number}, the longest`), optionsList(longest.options)) : null,
   );
-}
-
-function optionsOfAny(run) {
-  const loop = run.loops.find((each) => Object.keys(each.options).length);
-  return loop ? element("details", {}, element("summary", {}, `Options of loop ${loop.number}`), optionsList(loop.options)) : null;
 }
 
 function optionsList(options) {

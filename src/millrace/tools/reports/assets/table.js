@@ -2,7 +2,7 @@
 
 const SHOWN = 60; // rows at first
 
-// columns: [{name, value(row), text(row), cell(row), right, wide}]; rows: anything.
+// columns: [{name, unit of the value, value(row), text(row), cell(row), right, wide}]; rows: anything.
 function table(columns, rows, { name, sorted = null, descending = true, filter = null, shown = SHOWN, chosen = null } = {}) {
   let limit = shown;
   let word = "";
@@ -81,8 +81,27 @@ function table(columns, rows, { name, sorted = null, descending = true, filter =
     search,
     element("div", { class: "scroll" },
       element("table", { "aria-label": name }, element("thead", {}, element("tr", {}, heads)), body)),
-    more,
+    element("div", { class: "bar below" }, more, element("button", { type: "button", class: "csv", onclick: () => download(name, csvOf(columns, visible())) }, "Download as CSV")),
   );
+}
+
+// Rows as comma-separated values: numbers as they are, whatever else as it is shown.
+function csvOf(columns, rows) {
+  // What a spreadsheet would take for a formula becomes text.
+  const quoted = (text) => `"${text.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`;
+  const shown = columns.filter((column) => column.name || !column.cell);
+  const heads = shown.map((column) => quoted(column.name + (column.unit ? ` (${column.unit})` : "")));
+  const cell = (column, row) => {
+    const value = column.right && column.value ? column.value(row) : null;
+    return typeof value !== "number" ? quoted(textOf(column, row)) : Number.isNaN(value) ? "" : value;
+  };
+  return [heads, ...rows.map((row) => shown.map((column) => cell(column, row)))].map((line) => line.join()).join("\r\n");
+}
+
+function download(name, text) {
+  const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: `${name}.csv` });
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 function textOf(column, row) {

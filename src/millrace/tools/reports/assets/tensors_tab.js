@@ -57,7 +57,7 @@ function tensorCurves(tensors, statistics, state) {
     "div",
     {},
     element("div", { class: "legend" }, series.map((each) => swatch(each.color, element("bdi", {}, each.name)))),
-    overlaid(series, steps, { name: statistics[state.statistic], xName: "step", xText: exactText, height: 300, log: state.log }),
+    overlaid(series, steps, { name: statistics[state.statistic], yName: statistics[state.statistic], xName: "step", xText: exactText, height: 300, log: state.log }),
     gaps ? element("p", { class: "warning" }, `${plural(gaps, "value")} of these not finite, and left out of the curves.`) : null,
   );
 }

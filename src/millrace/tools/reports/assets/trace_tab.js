@@ -19,8 +19,8 @@ function traceTab(run) {
         "div",
         { class: "bar" },
         select("Trace", names, chosen, (k) => ((chosen = k), show())),
-        toggle("Simulated twin", shown, "twin", show),
-        toggle("Idle time with reasons", shown, "idle", show),
+        traces.some((trace) => trace.twin) && toggle("Simulated twin", shown, "twin", show),
+        traces.some((trace) => trace.idle) && toggle("Idle time with reasons", shown, "idle", show),
         perfettoButton(run),
       ),
       host,
@@ -114,8 +114,8 @@ function idleReasons(trace) {
     element("summary", {}, `Idle time by reason: ${secondsText(all)} of all device groups`),
     table(
       [
-        { name: "time", value: (r) => r.seconds, text: (r) => secondsText(r.seconds), right: true },
-        { name: "share", value: (r) => r.seconds, text: (r) => shareText(r.seconds / all), right: true },
+        { name: "time", value: (r) => r.seconds, unit: "s", text: (r) => secondsText(r.seconds), right: true },
+        { name: "share", value: (r) => r.seconds / all, text: (r) => shareText(r.seconds / all), right: true },
         { name: "slots", value: (r) => r.slots, text: (r) => exactText(r.slots), right: true },
         { name: "reason", value: (r) => r.reason, wide: true },
       ],
