@@ -53,8 +53,8 @@ class StageMemory:
         return tuple(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceMemory(TableRecord):
     """The peak of one device, and of the devices of other replicas with the same values."""
 
     devices: tuple[str, ...]
@@ -90,7 +90,7 @@ class MemoryChange:
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryReport(TableRecord):
     """The memory that training a model needs. Prints as tables."""
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from millrace.base.records.codec import decode, short_text
 from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.compile_table import CompileRecords
 from millrace.base.records.directory import COMPILE_LOG, FORMAT, KINDS, VERSION
 from millrace.base.records.flight import FlightNote
 from millrace.base.records.json_text import parse_json
@@ -25,6 +26,7 @@ from millrace.base.records.loops import (
 from millrace.base.records.memory_report import BudgetChoice, MemoryReport
 from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.program_memory import ProgramMemory
+from millrace.base.records.table_text import RecordRows, TableRecord
 from millrace.base.records.tensors import TensorSeries
 from millrace.base.records.timeline import Timeline
 from millrace.base.records.trace import ExecutionTrace
@@ -32,6 +34,7 @@ from millrace.base.records.trace_groups import update_traces
 from millrace.base.records.validity import check_record
 from millrace.errors import DataError
 
+_NAMED = 8  # programs
 _LARGEST_LOOP = 2**53  # above any number of loops that a process could have run
 
 
@@ -65,11 +68,11 @@ class MemoryProfiles(Mapping[str, ProgramMemory]):
         return len(self._profiles)
 
     def __repr__(self) -> str:
-        return f"MemoryProfiles({', '.join(self._profiles)})"
+        return f"MemoryProfiles({', '.join([*self._profiles][:_NAMED])}, {len(self):,} in all)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecords:
+class RunRecords(TableRecord):
     """The records of a run, of all its processes, in the order in which they were written."""
 
     path: pathlib.Path
@@ -118,14 +121,7 @@ class RunRecords:
 
 
 def load(directory: str | pathlib.Path) -> RunRecords:
-    """Reads the records of a run, also while it is running or after it was killed.
-
-    Args:
-        directory: of the run; of a directory that holds several runs, the one that began last.
-
-    Raises:
-        DataError: if there are no records, or they are of a version that is not known here.
-    """
+    """Reads the records of a run; see `tools.reports.summary.load`."""
     path = run_path(directory)
     damaged: dict[str, int] = {}
     read: dict[str, Any] = {kind: tuple(_read_kind(path, kind, damaged)) for kind in KINDS}
@@ -137,7 +133,9 @@ def load(directory: str | pathlib.Path) -> RunRecords:
         "operations": _last_counts(read["operations"]),
         "traces": update_traces(read["traces"]),
     }
-    return RunRecords(path=path, damaged=damaged, **read | put_together)
+    records = {name: RecordRows(each) for name, each in (read | put_together).items()}
+    records["compilations"] = CompileRecords(records["compilations"])
+    return RunRecords(path=path, damaged=damaged, **cast(Any, records))
 
 
 def run_path(directory: str | pathlib.Path) -> pathlib.Path:
@@ -272,7 +270,7 @@ def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
     records: list[CompileRecord] = []
     for file in files:
         records += _compile_records(file)
-    return tuple(sorted(records, key=lambda record: record.began))
+    return CompileRecords(sorted(records, key=lambda record: record.began))
 
 
 def _compile_records(file: pathlib.Path) -> list[CompileRecord]:

@@ -34,8 +34,8 @@ _MOST_CALLS = 100_000
 StageOfCall = tuple[str, int, int]  # name of a layer call, its node index, its stage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatePlan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class UpdatePlan(TableRecord):
     """The options that decide how one weight update runs."""
 
     batch_size: int  # rows of one batch of Keras's, for one replica
@@ -125,8 +125,8 @@ class UpdatePlan:
             yield f"model.compile(..., steps_per_execution={self.steps_per_execution})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Alternative(TableRecord):
     """One way to run an update, with its costs."""
 
     update: UpdatePlan
@@ -148,7 +148,7 @@ class Alternative:
         return self.update.code
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanRecord(TableRecord):
     """The alternatives for one model, the fastest that fits first. Prints as a table."""
 
