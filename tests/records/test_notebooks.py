@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import re
+import types
 from html.parser import HTMLParser
 
 import pytest
@@ -116,7 +117,7 @@ SHOWN = {
     "timeline": (simulate(SCHEDULE, UNIT_COST), ["stage 3", "F7", "bubble 27.3% of 33"]),
     "trace": (RUN.trace, ["m: update 4 of fit 0", "bubble 49.5% of 1000 ms", "B0---"]),
     "memory": (RUN.memory["train"], ["peak 3.00 KB at point 5 of 5", "a activations 2.00 KB"]),
-    "loops": (RUN.loops, ["mlp", "finished", "1,000", "<40>"]),
+    "loops": (RUN.loops, ["mlp", "1,000", "<40>"]),
     "loop": (LOOP, ["outcome", "finished", "1,000"]),
     "epochs": (RUN.epochs, ["loss 0.5"]),
     "executions": (SAMPLES, ["7,000", "7,999", "..."]),
@@ -153,7 +154,10 @@ class Words(HTMLParser):
 
 
 def bundle(record):
-    return record._repr_mimebundle_(include=None, exclude=None)  # as IPython calls it
+    """What IPython asks for, of text and of HTML."""
+    texts = []
+    record._repr_pretty_(types.SimpleNamespace(text=texts.append), False)
+    return {"text/plain": "".join(texts), "text/html": record._repr_html_()}
 
 
 @CASES

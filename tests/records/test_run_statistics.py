@@ -43,8 +43,9 @@ def test_a_run_is_one_line():
     run = RunRecords(
         path=pathlib.Path("runs/7"), damaged={"loops.jsonl": 3}, flights=(None,) * 2000
     )
-    assert repr(run) == "RunRecords('runs/7': 2,000 flights, 1 damaged)"
-    assert repr(RunRecords(path=pathlib.Path("x"))) == "RunRecords('x': no records)"
+    shown = "path=PosixPath('runs/7'), flights=<2,000>, damaged={'loops.jsonl': 3}"
+    assert repr(run) == f"RunRecords({shown})"
+    assert repr(RunRecords(path=pathlib.Path("x"))) == "RunRecords(path=PosixPath('x'))"
 
 
 def test_of_nothing_nothing_is_divided():

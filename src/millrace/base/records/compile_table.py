@@ -20,7 +20,7 @@ from rich.text import Text
 from millrace.base.records.compilation import CompileRecord, Origin, compile_totals
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.printable import printable
-from millrace.base.records.table_text import RecordRows
+from millrace.base.records.table_text import RecordRows, plain_table
 
 _WIDE_WIDTH = 120  # columns of a terminal at which the parts of the time fit in
 _LATEST = 30  # rows of a log that is not shown by the command
@@ -33,31 +33,24 @@ class CompileRecords(RecordRows[CompileRecord]):
     __slots__ = ()
 
     def _print(self, console: Console) -> None:
-        print_compilations(console, self, list(enumerate(self, 1))[-_LATEST:])
+        self.print_some(console, [*enumerate(self, 1)][-_LATEST:])
 
-
-def print_compilations(
-    console: Console, records: Sequence[CompileRecord], shown: NumberedRecords
-) -> None:
-    """Prints some of the records, with their causes, and the totals of all."""
-    if shown:
-        console.print(_table(shown, console.width >= _WIDE_WIDTH))
-        console.print("")
-        console.print(_causes(shown))
-        console.print("")
-    console.print(_totals(records), markup=False, soft_wrap=True)
+    def print_some(self, console: Console, shown: NumberedRecords) -> None:
+        """Prints some of the records, with their causes, and the totals of all."""
+        if shown:
+            console.print(_table(shown, console.width >= _WIDE_WIDTH))
+            console.print("")
+            console.print(_causes(shown))
+            console.print("")
+        console.print(_totals(self), markup=False, soft_wrap=True)
 
 
 def _table(records: NumberedRecords, is_wide: bool) -> Table:
     has_code = is_wide and any(each.code_bytes for _, each in records)
     texts = ("#", *(("began",) if is_wide else ()), "program", "model", "batch", "how")
-    numbers = (*(("trace", "lower", "XLA") if is_wide else ("time",)), "peak")
-    table = Table(*texts, *numbers, *(("code",) if has_code else ()), box=None, pad_edge=False)
-    for column in table.columns[len(texts) :]:
-        column.justify, column.no_wrap = "right", True
+    numbers = (*((">trace", ">lower", ">XLA") if is_wide else (">time",)), ">peak")
+    table = plain_table(*texts, *numbers, *((">code",) if has_code else ()))
     table.columns[0].no_wrap = True
-    for column in table.columns[1 : len(texts)]:
-        column.overflow = "fold"
     for number, record in records:
         began = time.strftime("%H:%M:%S", time.localtime(record.began))
         style = "yellow" if record.is_recompilation else None

@@ -7,7 +7,7 @@ run.memory["train"].peak.tensors[0].layer
 
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from millrace.base.records.codec import decode, short_text
@@ -38,40 +38,24 @@ _NAMED = 8  # programs
 _LARGEST_LOOP = 2**53  # above any number of loops that a process could have run
 
 
-class MemoryProfiles(Mapping[str, ProgramMemory]):
+class MemoryProfiles(dict[str, ProgramMemory]):
     """The memory of the programs of a run: by program, and by "train", "test" and "predict".
 
     One of the three words stands for the program of that mode which needs the most on a device.
     """
 
     def __init__(self, profiles: Iterable[ProgramMemory]):
-        self._profiles: dict[str, ProgramMemory] = {}
         for each in profiles:
-            self._add(each.program, each)
-            self._add(each.program.partition("_")[0], each)
-
-    def _add(self, name: str, profile: ProgramMemory) -> None:
-        before = self._profiles.get(name)
-        if before is None or (before.is_trial, profile.requirement) >= (
-            profile.is_trial,
-            before.requirement,
-        ):
-            self._profiles[name] = profile
-
-    def __getitem__(self, name: str) -> ProgramMemory:
-        return self._profiles[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._profiles)
-
-    def __len__(self) -> int:
-        return len(self._profiles)
+            for name in (each.program, each.program.partition("_")[0]):
+                before = self.setdefault(name, each)
+                if (before.is_trial, each.requirement) >= (each.is_trial, before.requirement):
+                    self[name] = each
 
     def __repr__(self) -> str:
-        return f"MemoryProfiles({', '.join([*self._profiles][:_NAMED])}, {len(self):,} in all)"
+        return f"MemoryProfiles({', '.join([*self][:_NAMED])}, {len(self):,} in all)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunRecords(TableRecord):
     """The records of a run, of all its processes, in the order in which they were written."""
 
@@ -90,11 +74,6 @@ class RunRecords(TableRecord):
     memory_reports: tuple[MemoryReport, ...] = ()
     flights: tuple[FlightNote, ...] = ()
     damaged: Mapping[str, int] = field(default_factory=dict[str, int])  # lines left out, by file
-
-    def __repr__(self) -> str:
-        counts = {each.name: len(getattr(self, each.name)) for each in fields(self)[1:]}
-        found = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        return f"RunRecords({str(self.path)!r}: {found or 'no records'})"
 
     @property
     def memory(self) -> MemoryProfiles:
@@ -249,7 +228,7 @@ def _last_counts(programs: Iterable[ProgramOperations]) -> tuple[ProgramOperatio
     return tuple(last.values())
 
 
-def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
+def read_compile_log(path: str | pathlib.Path) -> CompileRecords:
     """Reads the compile log of a run, of all its processes, in the order of their begin.
 
     Args:

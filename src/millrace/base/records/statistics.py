@@ -1,16 +1,15 @@
 """Counts and times of a strategy so far."""
 
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.memory_report import BudgetChoice
 from millrace.base.records.printable import counted
-from millrace.base.records.table_text import TableRecord
+from millrace.base.records.table_text import TableRecord, plain_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,7 @@ class UpdateSeconds:
 
     def __add__(self, other: "UpdateSeconds") -> "UpdateSeconds":
         """Adds all parts."""
-        return UpdateSeconds(
-            updates=self.updates + other.updates,
-            devices=self.devices + other.devices,
-            dispatch=self.dispatch + other.dispatch,
-            feed=self.feed + other.feed,
-        )
+        return UpdateSeconds(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def total(self) -> float:
@@ -113,9 +107,7 @@ class RunStatistics(TableRecord):
     budgets: tuple[BudgetChoice, ...] = ()  # choices of recomputation budgets, in order
 
     def _print(self, console: Console) -> None:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for justify in ("left", "right", "right", "left"):
-            table.add_column(justify=justify, no_wrap=True)
+        table = plain_table("", ">", ">", "")
 
         def row(name: str, seconds: float, of: float = 0.0, details: str = "") -> None:
             table.add_row(name, f"{seconds:.2f} s", f"{seconds / of:.1%}" if of else "", details)

@@ -26,6 +26,20 @@ _ENDS = 10  # rows that are shown of the begin and of the end of a long table
 Record = TypeVar("Record", covariant=True)
 
 
+def plain_table(*headers: str) -> Table:
+    """Returns a table without lines. A header that begins with `>` is of numbers, on the right."""
+    table = Table(box=None, pad_edge=False, show_header=any(each.strip(">") for each in headers))
+    for header in headers:
+        is_number = header.startswith(">")
+        table.add_column(
+            header.removeprefix(">"),
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="fold",
+        )
+    return table
+
+
 class TableRecord:
     """A record that prints itself on a console: unless it defines `_print`, field by field.
 
@@ -43,14 +57,18 @@ class TableRecord:
             print(self, file=console.file)
 
     def _print(self, console: Console) -> None:
-        table = Table(box=None, pad_edge=False, show_header=False)
+        table = plain_table("", "")
         for name, value in _values(self):
             table.add_row(name, Text(_shown(name, value)))
         console.print(table)
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """Called by IPython."""
-        return {"text/plain": str(self), "text/html": html_of(self._print)}
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        return html_of(self._print)
+
+    def _repr_pretty_(self, printer: Any, is_cyclic: bool) -> None:
+        """Called by IPython on a terminal."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         return text_of(self._print)
@@ -69,10 +87,8 @@ class RecordRows(TableRecord, tuple[Record, ...]):
         numbers = range(len(self))
         rows = {k: dict(_values(self[k])) for k in {*numbers[:_ENDS], *numbers[-_ENDS:]}}
         names = {name: value for row in rows.values() for name, value in row.items() if value}
-        table = Table("", box=None, pad_edge=False)
-        for name, value in names.items():
-            justify = "right" if isinstance(value, int | float) else "left"
-            table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
+        signs = {name: ">" * isinstance(value, int | float) for name, value in names.items()}
+        table = plain_table("", *(f"{signs[name]}{name.replace('_', ' ')}" for name in names))
         for k, row in sorted(rows.items()):
             if k and k - 1 not in rows:
                 table.add_row("...")
@@ -114,7 +130,7 @@ def _brief(value: object) -> str:
 
 def text_of(print_on: Callable[[Console], None]) -> str:
     """Returns the text that `print_on` prints on a console, without spaces at the ends of lines."""
-    console = Console(highlight=False, width=_WIDTH, color_system=None, force_terminal=False)
+    console = Console(highlight=False, width=_WIDTH, color_system=None, force_jupyter=False)
     with console.capture() as capture:
         print_on(console)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -115,7 +115,7 @@ class Timeline(TableRecord):
         return tuple(_peak(held.get(number, ())) for number in range(self.num_groups))
 
     def drawn(self, width: int = 100) -> str:
-        """Draws the tasks to scale: in each column the pass that took most of its time.
+        """Draws the tasks to scale, each at least one column wide.
 
             stage 0 |F0--    B0----F1--B1----    |
             stage 1 |    F0--B0----    F1--B1----|
@@ -128,34 +128,21 @@ class Timeline(TableRecord):
 
     def painted(self, width: int, most: int = _ROWS) -> Text:
         """Draws the tasks of the first groups in the colours of their passes; see `drawn`."""
-        has_stage_per_group = self.has_stage_per_group
-        what = "stage" if has_stage_per_group else "group"
+        is_plain = self.has_stage_per_group
+        what = "stage" if is_plain else "group"
         names = [f"{what} {group} |" for group in range(self.num_groups)]
         longest = max(map(len, names), default=0)
         columns = max(width - longest - 1, 1)
-        step = self.end / columns
-        spans = self.spans if step > 0 else ()
-        shares: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in names]
-        for span in spans:
-            last = min(int(span.end / step) + 1, columns)
-            for column in range(max(int(span.start / step), 0), last):
-                share = min(span.end, (column + 1) * step) - max(span.start, column * step)
-                cell = shares[span.group][column]
-                cell[span.kind] = cell.get(span.kind, 0.0) + share
-
-        def letter(cell: dict[str, float]) -> str:
-            kind = max(cell, key=lambda kind: cell[kind], default=" ")
-            return kind if sum(cell.values()) >= step / 2 else " "
-
-        rows = [[(letter(cell), letter(cell)) for cell in row] for row in shares]
-        for span in spans:
-            label = f"{span.kind}{span.micro_batch}" if has_stage_per_group else str(span)
-            first, last = round(span.start / step), round(span.end / step)
-            if last - first >= len(label):
-                row = label.ljust(last - first, "-")
-                rows[span.group][first:last] = [(each, span.kind) for each in row]
-        text = Text(no_wrap=True)
+        step = self.end / columns or 1.0
+        rows = [[(" ", "")] * columns for _ in names]
+        for span in self.spans:
+            label = f"{span.kind}{span.micro_batch}" if is_plain else str(span)
+            first = min(round(span.start / step), columns - 1)
+            length = max(round(span.end / step) - first, 1)
+            cells = label.ljust(length, "-") if length >= len(label) else span.kind * length
+            rows[span.group][first : first + length] = [(each, span.kind) for each in cells]
         styles = {kind: f"{style.ink} on {style.color}" for kind, style in PASS_STYLES.items()}
+        text = Text(no_wrap=True)
         for name, row in [*zip(names, rows, strict=True)][:most]:
             text.append(f"{name:<{longest}}")
             for each, kind in row:
@@ -166,7 +153,7 @@ class Timeline(TableRecord):
         return text
 
     def _print(self, console: Console) -> None:
-        console.print(self.painted(min(console.width, 100)), soft_wrap=True)
+        console.print(self.painted(console.width), soft_wrap=True)
         console.print(f"bubble {self.bubble:.1%} of {self.end:.4g}")
 
     def _held(self) -> list[tuple[int, int, tuple[float, float]]]:

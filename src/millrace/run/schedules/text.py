@@ -36,10 +36,9 @@ class DrawnSchedule(TableRecord, tuple[tuple[Task, ...], ...]):
     __slots__ = ()
 
     def _print(self, console: Console) -> None:
-        if sum(map(len, self)) > _MOST_DRAWN:
-            console.print(f"{self!r}: `millrace simulate` has its numbers", markup=False)
-            return
-        console.print(in_colors(grid(self, width=console.width)), soft_wrap=True)
+        is_short = sum(map(len, self)) <= _MOST_DRAWN
+        text = grid(self, width=console.width) if is_short else repr(self)
+        console.print(in_colors(text), soft_wrap=True)
 
     def __repr__(self) -> str:
         return f"<schedule of {sum(map(len, self)):,} tasks on {len(self):,} device groups>"

@@ -9,7 +9,6 @@ import click
 from rich.console import Console
 
 from millrace.base.records.compilation import CompileRecord, compile_totals
-from millrace.base.records.compile_table import print_compilations
 from millrace.base.records.run import read_compile_log
 from millrace.tools.cli.types import table_console
 
@@ -38,7 +37,7 @@ def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) 
     console = table_console()
     if console.width < _MIN_WIDTH:  # the terminal wraps lines better than a table wraps words
         console = Console(highlight=False, width=_MIN_WIDTH)
-    print_compilations(console, records, shown)
+    records.print_some(console, shown)
 
 
 def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -> dict[str, object]:

@@ -27,6 +27,7 @@ from millrace.base.records.operations import OperationGroup
 from millrace.base.records.printable import counted, printable
 from millrace.base.records.run import RunRecords
 from millrace.base.records.run import load as read_run
+from millrace.base.records.table_text import plain_table
 from millrace.tools.reports.limits import limits
 from millrace.tools.reports.running import outcome_of, run_state
 
@@ -61,8 +62,8 @@ def load(directory: str | pathlib.Path) -> Run:
 
 def print_summary(run: RunRecords, console: Console) -> None:
     """Prints what a run was, what limited it, its timeline, its memory and its operations."""
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(no_wrap=True)
+    facts = plain_table("", "")
+    facts.columns[0].no_wrap = True
     for name, text in _facts(run):
         facts.add_row(name, Text(printable(text)))
     console.print(facts)
@@ -128,8 +129,7 @@ def _loop(loop: LoopRecord, outcome: str) -> str:
 
 
 def _memory(run: RunRecords) -> Table:
-    table = Table("program", "peak", "largest layers at the peak", box=None, pad_edge=False)
-    table.columns[1].justify = "right"
+    table = plain_table("program", ">peak", "largest layers at the peak")
     programs = {
         (each.model, each.program, each.stage): each
         for each in run.memory_profiles
@@ -158,9 +158,7 @@ def _operations(run: RunRecords) -> Table:
             for group in program.groups:
                 owners.setdefault((group.owner, group.role), []).append(group)
     title = f"operations of {mode}" if mode else "operations"
-    table = Table(title, "", "count", "GFLOP", "moved", "time", box=None, pad_edge=False)
-    for column in table.columns[2:]:
-        column.justify = "right"
+    table = plain_table(title, "", ">count", ">GFLOP", ">moved", ">time")
 
     def cost(groups: list[OperationGroup]) -> tuple[float, float]:
         return sum(each.seconds or 0.0 for each in groups), sum(each.flops for each in groups)
