@@ -1,3 +1,3 @@
 """Frozen records of a run, made of plain values and NumPy arrays; rich prints them as tables."""
 
-from millrace.base.records.run import load as load
+from millrace.tools.reports.summary import load as load

@@ -105,7 +105,7 @@ def test_prints_a_summary_and_writes_a_page(tmp_path):
     assert "devices cpu:0, cpu:1" in text
     assert "compile 4.00 s (40%)" in text
     assert "limit compile: Compiling took 4.00 of 10.00 s (40 %)" in text
-    assert "stage 0 |FFF" in result.stdout
+    assert "stage 0 |F0--" in result.stdout
     assert "bubble 25.0% of an update" in text
     assert "train_forward of stage 1 3.50 KB dense_1 2.50 KB, out 1.00 KB" in text
     assert "dense_1 layer 3 2 1.00 MB 4 ms" in text
@@ -206,10 +206,10 @@ def test_compares_two_runs(tmp_path):
 def test_a_pipe_that_is_closed_early_leaves_a_new_page(tmp_path, monkeypatch):
     written(tmp_path, of_process(), *RECORDS)
 
-    def show(run):
+    def show(run, console):
         raise BrokenPipeError
 
-    monkeypatch.setattr("millrace.tools.cli.report.show_summary", show)
+    monkeypatch.setattr("millrace.tools.cli.report.print_summary", show)
     CliRunner().invoke(main, ["report", str(tmp_path)])
     assert (tmp_path / "report.html").exists()
 

@@ -26,39 +26,30 @@ RUN = RunStatistics(
 
 def test_a_table_with_shares_of_the_time():
     assert str(RUN).splitlines() == [
-        "fit, evaluate, predict     10.00 s 100.0%  2,400 steps",
-        "  compiling                 4.00 s  40.0%  2 compiled, 1 from the cache",
-        "  waiting for data          0.50 s   5.0%  24 blocks, 3.20 MB",
-        "  steps, and Keras          5.50 s  55.0%  24 executions, 48 calls",
-        "compiling elsewhere         1.00 s",
+        "fit, evaluate, predict  10.00 s  100.0%  2,400 steps",
+        "  compiling              4.00 s   40.0%  2 compiled, 1 from the cache",
+        "  waiting for data       0.50 s    5.0%  24 blocks, 3.20 MB",
+        "  steps, and Keras       5.50 s   55.0%  24 executions, 48 calls",
+        "compiling elsewhere      1.00 s",
     ]
 
 
-def test_the_record_is_still_shown_whole_by_repr():
+def test_the_record_is_a_line_by_repr():
     assert repr(RUN).startswith("RunStatistics(executions=24, dispatches=48, ")
-
-
-class Printer:
-    """Takes text, as that of IPython."""
-
-    text = print
-
-
-def test_a_notebook_shows_what_print_shows(capsys):
-    RUN._repr_pretty_(Printer, False)
-    assert capsys.readouterr().out == f"{RUN}\n"
+    assert len(repr(RUN)) < 500
 
 
 def test_a_run_is_one_line():
     run = RunRecords(
         path=pathlib.Path("runs/7"), damaged={"loops.jsonl": 3}, flights=(None,) * 2000
     )
-    assert repr(run) == "RunRecords('runs/7': 2,000 flights, 1 damaged)"
-    assert repr(RunRecords(path=pathlib.Path("x"))) == "RunRecords('x': no records)"
+    shown = "path=PosixPath('runs/7'), flights=<2,000>, damaged={'loops.jsonl': 3}"
+    assert repr(run) == f"RunRecords({shown})"
+    assert repr(RunRecords(path=pathlib.Path("x"))) == "RunRecords(path=PosixPath('x'))"
 
 
 def test_of_nothing_nothing_is_divided():
-    assert str(NOTHING).splitlines()[0] == "fit, evaluate, predict      0.00 s   0.0%  0 steps"
+    assert str(NOTHING).splitlines()[0] == "fit, evaluate, predict  0.00 s    0 steps"
 
 
 def test_shares_add_up_where_programs_are_compiled_in_parallel():
@@ -73,4 +64,4 @@ def test_shares_add_up_where_programs_are_compiled_in_parallel():
 
 def test_a_pipeline_shows_what_the_host_spends():
     run = replace(RUN, pipeline=PipelineStatistics(executions=1, tasks=96, dispatch_seconds=0.25))
-    assert str(run).splitlines()[-1] == "pipeline, on the host       0.25 s         96 tasks"
+    assert str(run).splitlines()[-1] == "pipeline, on the host    0.25 s          96 tasks"

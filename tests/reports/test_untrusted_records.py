@@ -3,6 +3,7 @@
 What is damaged is left out, or refused by an error of ours: see `damage.py`.
 """
 
+import dataclasses
 import json
 
 import pytest
@@ -18,11 +19,12 @@ from millrace.base.records.memory_report import (
     StageMemory,
 )
 from millrace.base.records.run import last_loop, load, read_compile_log
+from millrace.base.records.table_text import RecordRows
 from millrace.errors import DataError
 from millrace.tools.cli.compile_log import compile_log_command
-from millrace.tools.cli.report_summary import show_summary
 from millrace.tools.reports.page import page
 from millrace.tools.reports.perfetto import write_perfetto
+from millrace.tools.reports.summary import Run
 
 pytestmark = both
 
@@ -79,13 +81,15 @@ def damaged_lines(data, luck):
 
 def use(run):
     """Looks at all that a run's records show."""
-    quiet(show_summary, run)
-    text = page([run])
-    assert "<script>alert" not in text
-    for report in run.memory_reports:
-        assert str(report)
-    for each in (*run.memory_profiles, *run.traces, run.timeline):
-        assert str(each)
+    run = Run(**{each.name: getattr(run, each.name) for each in dataclasses.fields(run)})
+    texts = [page([run])]
+    rows = [value for name in KINDS if isinstance(value := getattr(run, name, 0), RecordRows)]
+    shown = (run, *run.memory_reports, *run.memory_profiles, *run.traces, run.timeline, *rows)
+    for each in (*shown, *run.loops):
+        assert "\n" not in repr(each)
+        texts += str(each), each._repr_html_()
+    assert "<script>alert" not in texts[0]
+    assert not any("<script" in html for html in texts[2::2])
     for each in (*run.budgets, *run.flights, *run.tensors):
         str(each)
     for timeline in (run.timeline, *(each.timeline for each in run.traces)):

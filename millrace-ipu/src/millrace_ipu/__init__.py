@@ -13,6 +13,7 @@ from millrace.extend import add_own_package as _add_own_package
 
 _add_own_package(__name__, __file__)
 
+
 def __dir__() -> list[str]:
     """Lists the names for users, without the packages that they are made of."""
     return [name for name in globals() if name not in ("cli", "porting", "pytrees")]

@@ -18,7 +18,6 @@ from millrace.base.devices import devices_of, find_devices, home
 from millrace.base.options import RecompilePolicy, directory_path, member
 from millrace.base.records.compilation import CompileRecord, Origin, compile_totals
 from millrace.base.records.memory_report import MemoryReport
-from millrace.base.records.run import RunRecords, load
 from millrace.base.records.sinks import RecordSinks
 from millrace.base.records.statistics import RunStatistics
 from millrace.base.threads.scoped_value import ScopedValue
@@ -44,6 +43,7 @@ from millrace.tools.recording.operation_trace import OperationTrace, traced_exec
 from millrace.tools.recording.programs import ProgramRecorder
 from millrace.tools.recording.recorders import StrategyRecorders
 from millrace.tools.recording.run import run_of
+from millrace.tools.reports.summary import Run, load
 
 T = TypeVar("T")
 
@@ -148,10 +148,10 @@ class Strategy:
             budgets=tuple(log.budgets),
         )
 
-    def records(self) -> RunRecords:
+    def records(self) -> Run:
         """Reads what this strategy's run has written so far.
 
-        In a notebook its traces, timelines and memory profiles are pictures.
+        In a notebook it is a summary, and its traces and memory profiles are pictures.
 
             strategy.records().timeline
             strategy.records().memory["train"]

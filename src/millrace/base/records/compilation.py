@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from millrace.base.records.table_text import TableRecord
+
 
 class Origin(enum.Enum):
     """The origin of an executable; or a switch between two."""
@@ -17,8 +19,8 @@ class Origin(enum.Enum):
     SWITCH = "switch"  # not an executable: another one ran than before
 
 
-@dataclass(frozen=True, slots=True)
-class CompileRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class CompileRecord(TableRecord):
     """One executable, made from one program."""
 
     model: str  # the model's name

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from millrace.base.records.table_text import TableRecord
+
 Outcome = Literal["running", "finished", "interrupted", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRecord:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ProcessRecord(TableRecord):
     """A process that took part in a run."""
 
     process: int  # its number in the run
@@ -24,8 +26,8 @@ class ProcessRecord:
     ended: float = 0.0  # 0 while it runs, and if it was killed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopRecord:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoopRecord(TableRecord):
     """One call of fit, evaluate or predict, or of a loop of the user's own.
 
     It is written at the begin and again at the end; the last one with its number and process holds.

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.base.records.memory import LayerMemory, LiveBuffer, by_layer, bytes_text
-from millrace.base.records.table_text import TableRecord
+from millrace.base.records.table_text import TableRecord, plain_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class StageMemory:
         return tuple(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceMemory(TableRecord):
     """The peak of one device, and of the devices of other replicas with the same values."""
 
     devices: tuple[str, ...]
@@ -90,7 +90,7 @@ class MemoryChange:
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryReport(TableRecord):
     """The memory that training a model needs. Prints as tables."""
 
@@ -142,11 +142,9 @@ class MemoryReport(TableRecord):
             console.print(self._change_table())
 
     def _stage_table(self) -> Table:
-        names = ("parameters", "optimizer", "accumulators", "temporaries", "in flight", "batches")
-        table = Table("device", "stage", *names, "other", "total", box=None, pad_edge=False)
+        names = (">parameters", ">optimizer", ">accumulators", ">temporaries", ">in flight")
+        table = plain_table("device", "stage", *names, ">batches", ">other", ">total")
         table.columns[0].no_wrap = True
-        for column in table.columns[2:]:
-            column.justify, column.no_wrap = "right", True
         for device in self.devices:
             for stage in device.stages:
                 sizes = *stage.sizes, stage.total
@@ -155,9 +153,7 @@ class MemoryReport(TableRecord):
         return table
 
     def _layer_table(self, device: DeviceMemory) -> Table:
-        table = Table("bytes", "share", "tensors", "layer", box=None, pad_edge=False)
-        for column in table.columns[:3]:
-            column.justify, column.no_wrap = "right", True
+        table = plain_table(">bytes", ">share", ">tensors", "layer")
         layers = device.layers
         shown, others = layers[:_LAYERS_SHOWN], layers[_LAYERS_SHOWN:]
         if others:
@@ -170,8 +166,7 @@ class MemoryReport(TableRecord):
         return table
 
     def _alive_table(self, device: DeviceMemory) -> Table:
-        table = Table("bytes", "layer", "shape", "tensor", box=None, pad_edge=False)
-        table.columns[0].justify = "right"
+        table = plain_table(">bytes", "layer", "shape", "tensor")
         for each in device.alive[:_SHOWN]:
             layer = f"{each.layer} (inferred)" if each.inferred and each.layer else each.layer
             is_named = each.opcode in ("parameter", "")
@@ -183,12 +178,10 @@ class MemoryReport(TableRecord):
         return table
 
     def _change_table(self) -> Table:
-        table = Table("peak", "FLOPs", "change", box=None, pad_edge=False)
-        table.columns[0].justify = table.columns[1].justify = "right"
-        table.columns[2].overflow = "fold"
+        table = plain_table(">peak", ">FLOPs", "change")
         for change in self.changes:
-            code = Text(change.code, overflow="fold")
-            table.add_row(bytes_text(change.peak), f"{change.extra_flops:+.1%}", code)
+            flops = f"{change.extra_flops:+.1%}"
+            table.add_row(bytes_text(change.peak), flops, Text(change.code))
         return table
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from millrace.base.records.table_text import TableRecord
+
 
 @dataclass(frozen=True, slots=True)
 class OperationGroup:
@@ -16,8 +18,8 @@ class OperationGroup:
     seconds: float | None = None  # of one call, on average; None if it was not traced
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramOperations:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ProgramOperations(TableRecord):
     """All operations of an executable."""
 
     model: str

@@ -3,9 +3,11 @@
 import itertools
 from dataclasses import dataclass
 
+from rich.console import Console
+
 from millrace.base.records.memory import NO_LAYER, LayerMemory, LiveBuffer, by_layer, bytes_text
 from millrace.base.records.printable import printable
-from millrace.base.records.table_text import TextRecord
+from millrace.base.records.table_text import TableRecord
 
 # What memory is used for, from the bottom of the picture to its top.
 ROLES = (
@@ -38,8 +40,8 @@ class ProgramSegment:
     kind: str  # "forward", "backward", "recomputation", "accumulation", "update" or ""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPeak:
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryPeak(TableRecord):
     """The program point at which most bytes are alive."""
 
     point: int
@@ -52,8 +54,8 @@ class MemoryPeak:
         return by_layer(self.tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramMemory(TextRecord):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ProgramMemory(TableRecord):
     """The memory of an executable on each of its devices, over its operations in order.
 
     It prints as a drawing, with the largest tensors at the peak.
@@ -86,7 +88,7 @@ class ProgramMemory(TextRecord):
         nbytes = sum(area.curve[self.point] for area in self.areas if area.curve)
         return MemoryPeak(self.point, nbytes or self.requirement, self.alive)
 
-    def __str__(self) -> str:
+    def _print(self, console: Console) -> None:
         title = f"{self.model}, {self.program}"
         if self.is_trial:
             title += " (compiled for comparison)"
@@ -102,7 +104,7 @@ class ProgramMemory(TextRecord):
         for each in peak.tensors[:_TENSORS]:
             words = each.layer or NO_LAYER, each.role, each.shape, each.operation or each.name
             lines.append(printable(f"{bytes_text(each.nbytes):>9}  {'  '.join(words)}"))
-        return "\n".join(lines)
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
 
     def drawn(self, width: int = 80, height: int = 12) -> str:
         """Draws the bytes of each role over the program points, one role on another.

@@ -7,11 +7,12 @@ run.memory["train"].peak.tensors[0].layer
 
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from millrace.base.records.codec import decode, short_text
 from millrace.base.records.compilation import CompileRecord
+from millrace.base.records.compile_table import CompileRecords
 from millrace.base.records.directory import COMPILE_LOG, FORMAT, KINDS, VERSION
 from millrace.base.records.flight import FlightNote
 from millrace.base.records.json_text import parse_json
@@ -25,6 +26,7 @@ from millrace.base.records.loops import (
 from millrace.base.records.memory_report import BudgetChoice, MemoryReport
 from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.program_memory import ProgramMemory
+from millrace.base.records.table_text import RecordRows, TableRecord
 from millrace.base.records.tensors import TensorSeries
 from millrace.base.records.timeline import Timeline
 from millrace.base.records.trace import ExecutionTrace
@@ -32,44 +34,29 @@ from millrace.base.records.trace_groups import update_traces
 from millrace.base.records.validity import check_record
 from millrace.errors import DataError
 
+_NAMED = 8  # programs
 _LARGEST_LOOP = 2**53  # above any number of loops that a process could have run
 
 
-class MemoryProfiles(Mapping[str, ProgramMemory]):
+class MemoryProfiles(dict[str, ProgramMemory]):
     """The memory of the programs of a run: by program, and by "train", "test" and "predict".
 
     One of the three words stands for the program of that mode which needs the most on a device.
     """
 
     def __init__(self, profiles: Iterable[ProgramMemory]):
-        self._profiles: dict[str, ProgramMemory] = {}
         for each in profiles:
-            self._add(each.program, each)
-            self._add(each.program.partition("_")[0], each)
-
-    def _add(self, name: str, profile: ProgramMemory) -> None:
-        before = self._profiles.get(name)
-        if before is None or (before.is_trial, profile.requirement) >= (
-            profile.is_trial,
-            before.requirement,
-        ):
-            self._profiles[name] = profile
-
-    def __getitem__(self, name: str) -> ProgramMemory:
-        return self._profiles[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._profiles)
-
-    def __len__(self) -> int:
-        return len(self._profiles)
+            for name in (each.program, each.program.partition("_")[0]):
+                before = self.setdefault(name, each)
+                if (before.is_trial, each.requirement) >= (each.is_trial, before.requirement):
+                    self[name] = each
 
     def __repr__(self) -> str:
-        return f"MemoryProfiles({', '.join(self._profiles)})"
+        return f"MemoryProfiles({', '.join([*self][:_NAMED])}, {len(self):,} in all)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecords:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunRecords(TableRecord):
     """The records of a run, of all its processes, in the order in which they were written."""
 
     path: pathlib.Path
@@ -87,11 +74,6 @@ class RunRecords:
     memory_reports: tuple[MemoryReport, ...] = ()
     flights: tuple[FlightNote, ...] = ()
     damaged: Mapping[str, int] = field(default_factory=dict[str, int])  # lines left out, by file
-
-    def __repr__(self) -> str:
-        counts = {each.name: len(getattr(self, each.name)) for each in fields(self)[1:]}
-        found = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        return f"RunRecords({str(self.path)!r}: {found or 'no records'})"
 
     @property
     def memory(self) -> MemoryProfiles:
@@ -118,14 +100,7 @@ class RunRecords:
 
 
 def load(directory: str | pathlib.Path) -> RunRecords:
-    """Reads the records of a run, also while it is running or after it was killed.
-
-    Args:
-        directory: of the run; of a directory that holds several runs, the one that began last.
-
-    Raises:
-        DataError: if there are no records, or they are of a version that is not known here.
-    """
+    """Reads the records of a run; see `tools.reports.summary.load`."""
     path = run_path(directory)
     damaged: dict[str, int] = {}
     read: dict[str, Any] = {kind: tuple(_read_kind(path, kind, damaged)) for kind in KINDS}
@@ -137,7 +112,9 @@ def load(directory: str | pathlib.Path) -> RunRecords:
         "operations": _last_counts(read["operations"]),
         "traces": update_traces(read["traces"]),
     }
-    return RunRecords(path=path, damaged=damaged, **read | put_together)
+    records = {name: RecordRows(each) for name, each in (read | put_together).items()}
+    records["compilations"] = CompileRecords(records["compilations"])
+    return RunRecords(path=path, damaged=damaged, **cast(Any, records))
 
 
 def run_path(directory: str | pathlib.Path) -> pathlib.Path:
@@ -251,7 +228,7 @@ def _last_counts(programs: Iterable[ProgramOperations]) -> tuple[ProgramOperatio
     return tuple(last.values())
 
 
-def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
+def read_compile_log(path: str | pathlib.Path) -> CompileRecords:
     """Reads the compile log of a run, of all its processes, in the order of their begin.
 
     Args:
@@ -272,7 +249,7 @@ def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
     records: list[CompileRecord] = []
     for file in files:
         records += _compile_records(file)
-    return tuple(sorted(records, key=lambda record: record.began))
+    return CompileRecords(sorted(records, key=lambda record: record.began))
 
 
 def _compile_records(file: pathlib.Path) -> list[CompileRecord]:

@@ -1,14 +1,15 @@
 """Counts and times of a strategy so far."""
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
+
+from rich.console import Console
 
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.memory_report import BudgetChoice
 from millrace.base.records.printable import counted
-from millrace.base.records.table_text import TextRecord
+from millrace.base.records.table_text import TableRecord, plain_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,7 @@ class UpdateSeconds:
 
     def __add__(self, other: "UpdateSeconds") -> "UpdateSeconds":
         """Adds all parts."""
-        return UpdateSeconds(
-            updates=self.updates + other.updates,
-            devices=self.devices + other.devices,
-            dispatch=self.dispatch + other.dispatch,
-            feed=self.feed + other.feed,
-        )
+        return UpdateSeconds(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def total(self) -> float:
@@ -90,8 +86,8 @@ class PipelineStatistics:
     seconds: UpdateSeconds | None = None  # None: not known, see `UpdateSeconds`
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatistics(TextRecord):
+@dataclass(frozen=True, slots=True, repr=False)
+class RunStatistics(TableRecord):
     """Totals over all runs of one strategy so far. Prints as a table."""
 
     executions: int  # calls of the loop's function: `steps_per_execution` steps each
@@ -110,33 +106,32 @@ class RunStatistics(TextRecord):
     recompile_seconds: float = 0.0
     budgets: tuple[BudgetChoice, ...] = ()  # choices of recomputation budgets, in order
 
-    def __str__(self) -> str:
-        return "\n".join(self._rows())
+    def _print(self, console: Console) -> None:
+        table = plain_table("", ">", ">", "")
 
-    def _rows(self) -> Iterator[str]:
-        compiling = min(self.loop_compile_seconds, self.loop_seconds)
-        waiting = min(self.infeed.wait_seconds, self.loop_seconds - compiling)
-        others = self.loop_seconds - compiling - waiting
-        feed, steps = self.infeed, self.infeed.steps
-        yield self._row("fit, evaluate, predict", self.loop_seconds, counted(steps, "step"))
-        yield self._row("  compiling", compiling, self._executables())
+        def row(name: str, seconds: float, of: float = 0.0, details: str = "") -> None:
+            table.add_row(name, f"{seconds:.2f} s", f"{seconds / of:.1%}" if of else "", details)
+
+        whole, feed, pipeline = self.loop_seconds, self.infeed, self.pipeline
+        compiling = min(self.loop_compile_seconds, whole)
+        waiting = min(feed.wait_seconds, whole - compiling)
+        row("fit, evaluate, predict", whole, whole, counted(feed.steps, "step"))
+        row("  compiling", compiling, whole, self._executables())
         fed = f"{counted(feed.blocks, 'block')}, {bytes_text(feed.bytes)}"
-        yield self._row("  waiting for data", waiting, fed)
+        row("  waiting for data", waiting, whole, fed)
         runs = f"{counted(self.executions, 'execution')}, {counted(self.dispatches, 'call')}"
-        yield self._row("  steps, and Keras", others, runs)
+        row("  steps, and Keras", whole - compiling - waiting, whole, runs)
         if (elsewhere := self.compile_seconds - self.loop_compile_seconds) > 0.005:
-            yield f"{'compiling elsewhere':<22} {elsewhere:9.2f} s"
-        if self.pipeline.executions:
-            host, tasks = self.pipeline.dispatch_seconds, self.pipeline.tasks
-            yield f"{'pipeline, on the host':<22} {host:9.2f} s         {tasks:,} tasks"
-        if (seconds := self.pipeline.seconds) is not None and seconds.total:
-            yield f"{'pipeline, updates':<22} {seconds.total:9.2f} s         {seconds.updates:,}"
+            row("compiling elsewhere", elsewhere)
+        if pipeline.executions:
+            tasks = counted(pipeline.tasks, "task")
+            row("pipeline, on the host", pipeline.dispatch_seconds, details=tasks)
+        if (seconds := pipeline.seconds) is not None and seconds.total:
+            updates = counted(seconds.updates, "update")
+            row("pipeline, updates", seconds.total, details=updates)
             for name, part in seconds.parts.items():
-                yield f"{'  ' + name:<25} {part:6.2f} s {part / seconds.total:6.1%}"
-
-    def _row(self, name: str, seconds: float, details: str) -> str:
-        share = seconds / self.loop_seconds if self.loop_seconds else 0.0
-        return f"{name:<22} {seconds:9.2f} s {share:6.1%}  {details}"
+                row(f"  {name}", part, seconds.total)
+        console.print(table)
 
     def _executables(self) -> str:
         counts = {

@@ -6,6 +6,8 @@ from typing import cast
 
 import numpy as np
 
+from millrace.base.records.table_text import TableRecord
+
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nans", "infs")
 COUNTS = slice(6, 8)  # the last two
 # mean, standard deviation of the population, smallest, largest, Euclidean norm, share of zeros
@@ -45,8 +47,8 @@ class StatisticsBlock:
     of_updates: TensorRows | None  # an entry for each update
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSeries:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TensorSeries(TableRecord):
     """The statistics of one tensor over some steps, or over some updates."""
 
     model: str  # its name

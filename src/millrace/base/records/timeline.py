@@ -12,7 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.base.records.table_text import TextRecord
+from rich.console import Console
+from rich.text import Text
+
+from millrace.base.records.table_text import TableRecord
+
+_ROWS = 24  # of a drawing that is printed
 
 
 class PassStyle(NamedTuple):
@@ -51,8 +56,8 @@ class Span:
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline(TextRecord):
+@dataclass(frozen=True, slots=True, repr=False)
+class Timeline(TableRecord):
     """All tasks of one update with their times. Prints as a drawing."""
 
     spans: tuple[Span, ...]
@@ -110,36 +115,46 @@ class Timeline(TextRecord):
         return tuple(_peak(held.get(number, ())) for number in range(self.num_groups))
 
     def drawn(self, width: int = 100) -> str:
-        """Draws the tasks to scale: in each column the pass that took most of its time.
+        """Draws the tasks to scale, each at least one column wide.
 
-            stage 0 |FFFF  BBBBBFFBBBBB  |
-            stage 1 |    FFBBBBB  FFBBBBB|
+            stage 0 |F0--    B0----F1--B1----    |
+            stage 1 |    F0--B0----    F1--B1----|
+            stage 2 |FFFF  BBBBBFFBBBBB  |             where tasks are shorter than their names
 
         Args:
             width: columns in all.
         """
-        what = "stage" if self.has_stage_per_group else "group"
+        return self.painted(width, self.num_groups).plain
+
+    def painted(self, width: int, most: int = _ROWS) -> Text:
+        """Draws the tasks of the first groups in the colours of their passes; see `drawn`."""
+        is_plain = self.has_stage_per_group
+        what = "stage" if is_plain else "group"
         names = [f"{what} {group} |" for group in range(self.num_groups)]
         longest = max(map(len, names), default=0)
         columns = max(width - longest - 1, 1)
-        step = self.end / columns
-        shares: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in names]
-        for span in self.spans if step > 0 else ():
-            last = min(int(span.end / step) + 1, columns)
-            for column in range(max(int(span.start / step), 0), last):
-                share = min(span.end, (column + 1) * step) - max(span.start, column * step)
-                cell = shares[span.group][column]
-                cell[span.kind] = cell.get(span.kind, 0.0) + share
+        step = self.end / columns or 1.0
+        rows = [[(" ", "")] * columns for _ in names]
+        for span in self.spans:
+            label = f"{span.kind}{span.micro_batch}" if is_plain else str(span)
+            first = min(round(span.start / step), columns - 1)
+            length = max(round(span.end / step) - first, 1)
+            cells = label.ljust(length, "-") if length >= len(label) else span.kind * length
+            rows[span.group][first : first + length] = [(each, span.kind) for each in cells]
+        styles = {kind: f"{style.ink} on {style.color}" for kind, style in PASS_STYLES.items()}
+        text = Text(no_wrap=True)
+        for name, row in [*zip(names, rows, strict=True)][:most]:
+            text.append(f"{name:<{longest}}")
+            for each, kind in row:
+                text.append(each, styles.get(kind))
+            text.append("|\n")
+        text.append(f"... and {len(names) - most} more" if len(names) > most else "")
+        text.rstrip()
+        return text
 
-        def letter(cell: dict[str, float]) -> str:
-            kind = max(cell, key=lambda kind: cell[kind], default=" ")
-            return kind if sum(cell.values()) >= step / 2 else " "
-
-        rows = ("".join(map(letter, row)) for row in shares)
-        return "\n".join(f"{name:<{longest}}{row}|" for name, row in zip(names, rows, strict=True))
-
-    def __str__(self) -> str:
-        return f"{self.drawn()}\nbubble {self.bubble:.1%} of {self.end:.4g}"
+    def _print(self, console: Console) -> None:
+        console.print(self.painted(console.width), soft_wrap=True)
+        console.print(f"bubble {self.bubble:.1%} of {self.end:.4g}")
 
     def _held(self) -> list[tuple[int, int, tuple[float, float]]]:
         """Stage, group and time of each set: from its first task to its last, which is B or W."""
@@ -150,6 +165,14 @@ class Timeline(TextRecord):
             times = min(start, span.start), max(end, span.end)
             sets[key] = span.stage, span.group, times
         return list(sets.values())
+
+
+def in_colors(drawing: str) -> Text:
+    """Returns a drawing of tasks with spaces between them in the colours of their passes."""
+    text = Text(drawing, no_wrap=True)
+    for kind, style in PASS_STYLES.items():
+        text.highlight_regex(rf"\b\d*{kind}\d+-*", f"{style.ink} on {style.color}")
+    return text
 
 
 def _peak(intervals: Iterable[tuple[float, float]]) -> int:

@@ -7,8 +7,10 @@ host      [dispatch][wait]
 
 from dataclasses import dataclass
 
+from rich.console import Console
+
 from millrace.base.records.printable import printable
-from millrace.base.records.table_text import TextRecord
+from millrace.base.records.table_text import TableRecord
 from millrace.base.records.timeline import Span, Timeline
 
 
@@ -22,8 +24,8 @@ class ActivitySpan:
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionTrace(TextRecord):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExecutionTrace(TableRecord):
     """The tasks and activities of one update of a pipeline, or of one execution of a whole model.
 
     Each process writes those of its own devices. Those of one update have the same `loop` and
@@ -56,18 +58,20 @@ class ExecutionTrace(TextRecord):
             (each.end for each in self.activities if each.row.startswith("group ")), default=0.0
         )
 
-    def __str__(self) -> str:
+    def _print(self, console: Console) -> None:
         loop = {"train": "fit", "test": "evaluate"}.get(self.mode, self.mode)
         what = f"micro-batches {self.update:,} to {self.update + self.updates - 1:,}"
         if self.mode == "train":
             what = f"update {self.update:,}"
         schedule = f", {self.schedule}" if self.schedule else ""
         title = printable(f"{self.model}: {what} of {loop} {self.loop}{schedule}")
+        timeline, times = self.timeline, f"{1e3 * self.seconds:.4g} ms"
         if self.spans:
-            times = f"bubble {self.timeline.bubble:.1%} of {1e3 * self.seconds:.4g} ms"
-            return f"{title}\n{self.timeline.drawn()}\n{times}"
-        # A model in one piece: its calls are the tasks of one stage.
-        calls = [each for each in self.activities if each.row == "group 0"]
-        spans = (Span(0, "F", k, 0, each.start, each.end) for k, each in enumerate(calls))
-        drawing = Timeline(tuple(spans), 1).drawn()
-        return f"{title}, its calls\n{drawing}\n{1e3 * self.seconds:.4g} ms"
+            times = f"bubble {timeline.bubble:.1%} of {times}"
+        else:  # a model in one piece: its calls are the tasks of one stage
+            calls = [each for each in self.activities if each.row == "group 0"]
+            spans = (Span(0, "F", k, 0, each.start, each.end) for k, each in enumerate(calls))
+            title, timeline = f"{title}, its calls", Timeline(tuple(spans), 1)
+        console.print(title, markup=False, soft_wrap=True)
+        console.print(timeline.painted(console.width), soft_wrap=True)
+        console.print(times)

@@ -22,7 +22,7 @@ from millrace.base.records.codec import decode, encode
 from millrace.base.records.json_text import parse_json
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.printable import printable
-from millrace.base.records.table_text import TableRecord, text_of
+from millrace.base.records.table_text import TableRecord, plain_table, text_of
 from millrace.base.records.validity import require
 from millrace.errors import OptionError
 
@@ -30,12 +30,14 @@ FORMAT = 1  # of the file
 _LONGEST = 300  # characters of a reason in an error
 _MOST = 2**40  # rows, steps and devices that a file may ask for
 _MOST_CALLS = 100_000
+_COUNTS = ("batch_size", "steps_per_execution", "replicas", "stages", "groups", "accumulation")
+_COUNTS += ("budget", "max_block_bytes", "micro_batch")
 
 StageOfCall = tuple[str, int, int]  # name of a layer call, its node index, its stage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatePlan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class UpdatePlan(TableRecord):
     """The options that decide how one weight update runs."""
 
     batch_size: int  # rows of one batch of Keras's, for one replica
@@ -125,8 +127,8 @@ class UpdatePlan:
             yield f"model.compile(..., steps_per_execution={self.steps_per_execution})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Alternative(TableRecord):
     """One way to run an update, with its costs."""
 
     update: UpdatePlan
@@ -148,7 +150,7 @@ class Alternative:
         return self.update.code
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanRecord(TableRecord):
     """The alternatives for one model, the fastest that fits first. Prints as a table."""
 
@@ -239,12 +241,12 @@ class PlanRecord(TableRecord):
                 f"diff() compares two training plans. Received: {type(other).__name__}. Give it "
                 "the result of strategy.plan() or of millrace.TrainingPlan.load(path)."
             )
-        table = Table("", "this plan", "the other", box=None, pad_edge=False)
+        table = plain_table("", "this plan", "the other")
         mine, others = self._facts(), other._facts()
         for name in dict.fromkeys((*mine, *others)):
             values = mine.get(name, ""), others.get(name, "")
             if values[0] != values[1]:
-                table.add_row(name, *(Text(value, overflow="fold") for value in values))
+                table.add_row(name, *map(Text, values))
         if not table.row_count:
             return "The plans are the same."
         return text_of(lambda console: console.print(table))
@@ -282,13 +284,9 @@ class PlanRecord(TableRecord):
         console.print(self._table())
 
     def _table(self) -> Table:
-        names = ("", "time", "peak", "bubble", "FLOPs", "moved", "replicas x stages", "code")
-        table = Table(*names, box=None, pad_edge=False)
-        for column in table.columns[:-1]:
-            column.justify = "right"
-            column.no_wrap = True
-        table.columns[6].no_wrap = False
-        table.columns[6].width = 8
+        numbers = (">time", ">peak", ">bubble", ">FLOPs", ">moved", ">replicas x stages")
+        table = plain_table(">", *numbers, "code")
+        table.columns[6].no_wrap, table.columns[6].width = False, 8
         fastest = min(each.seconds for each in self.alternatives) or 1.0
         for number, each in enumerate(self.alternatives, 1):
             seconds = each.seconds
@@ -301,7 +299,7 @@ class PlanRecord(TableRecord):
                 _count(each.flops),
                 bytes_text(each.moved_bytes),
                 each.update.layout,
-                Text(printable(each.code), overflow="fold"),
+                Text(printable(each.code)),
             )
         return table
 
@@ -326,18 +324,9 @@ def _check(plan: PlanRecord) -> None:
     require(plan.memory > 0, f"its memory is {plan.memory}")
     for each in plan.alternatives:
         update = each.update
-        numbers = {
-            "batch_size": update.batch_size,
-            "steps_per_execution": update.steps_per_execution,
-            "replicas": update.replicas,
-            "stages": update.stages,
-            "groups": update.groups,
-            "accumulation": update.accumulation,
-        }
-        optional = ("budget", "max_block_bytes", "micro_batch")
-        numbers |= {k: v for k in optional if (v := getattr(update, k)) is not None}
-        for name, number in numbers.items():
-            require(0 < number <= _MOST, f"{name} is {number}")
+        for name in _COUNTS:
+            number = getattr(update, name)
+            require(number is None or 0 < number <= _MOST, f"{name} is {number}")
         require((update.max_resident_bytes or 0) >= 0, "max_resident_bytes is below 0")
         require(len(update.cut) <= _MOST_CALLS, f"its cut has {len(update.cut)} layer calls")
         require(0.0 <= each.seconds < float("inf"), f"the time of an update is {each.seconds}")

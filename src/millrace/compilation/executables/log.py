@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from millrace._compat.jax_executables import Sizes
 from millrace.base.options import RecompilePolicy
 from millrace.base.records.compilation import Cause, CompileRecord, Origin
+from millrace.base.records.compile_table import CompileRecords
 from millrace.base.records.memory_report import BudgetChoice
 from millrace.base.records.sinks import RecordSink
 from millrace.base.threads.scoped_value import ScopedValue
@@ -113,10 +114,10 @@ class CompileLog:
         self._switches: dict[tuple[str, str], int] = {}  # indices of records
 
     @property
-    def records(self) -> tuple[CompileRecord, ...]:
+    def records(self) -> CompileRecords:
         """All records, in order."""
         with self._lock:
-            return tuple(self._records)
+            return CompileRecords(self._records)
 
     @property
     def length(self) -> int:

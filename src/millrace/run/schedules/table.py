@@ -23,7 +23,7 @@ from millrace.run.schedules.looped import looped
 from millrace.run.schedules.one_f_one_b import one_f_one_b
 from millrace.run.schedules.sequential import batch_serialized, sequential
 from millrace.run.schedules.task import Schedule, Task, parse_task
-from millrace.run.schedules.text import parse
+from millrace.run.schedules.text import DrawnSchedule, parse
 from millrace.run.schedules.v_half import v_half
 from millrace.run.schedules.v_min import v_min
 from millrace.run.schedules.v_shape import check_v_groups
@@ -91,7 +91,7 @@ def make_schedule(
     else:
         schedule = _shortened(parse(_text(choice)), num_micro_batches)
     check(schedule, num_stages, num_micro_batches)
-    return schedule if levels is None else concurrent(schedule, levels)
+    return DrawnSchedule(schedule) if levels is None else concurrent(schedule, levels)
 
 
 def check_choice(choice: object) -> None:

@@ -19,10 +19,29 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from statistics import median_low
 
-from millrace.base.records.timeline import Span, Timeline
+from rich.console import Console
+
+from millrace.base.records.table_text import TableRecord
+from millrace.base.records.timeline import Span, Timeline, in_colors
 from millrace.errors import ScheduleError
 from millrace.run.schedules.simulate import UNIT_COST, simulate
 from millrace.run.schedules.task import Schedule, Task, parse_task
+
+_MOST_DRAWN = 2000  # tasks of a schedule that is printed
+
+
+class DrawnSchedule(TableRecord, tuple[tuple[Task, ...], ...]):
+    """A schedule that prints as a drawing."""
+
+    __slots__ = ()
+
+    def _print(self, console: Console) -> None:
+        is_short = sum(map(len, self)) <= _MOST_DRAWN
+        text = grid(self, width=console.width) if is_short else repr(self)
+        console.print(in_colors(text), soft_wrap=True)
+
+    def __repr__(self) -> str:
+        return f"<schedule of {sum(map(len, self)):,} tasks on {len(self):,} device groups>"
 
 
 def write(schedule: Schedule) -> str:

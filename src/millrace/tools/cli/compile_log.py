@@ -1,35 +1,18 @@
-"""The command `millrace compile-log`, and its output: the compile log of a run.
-
-    #  began     program    model  batch         how       trace  lower  XLA  peak  code
-    1  09:15:02  train_run  mlp    float32[4,8]  compiled   0.10   0.05  0.20   ...
-
-    #  program    model  batch         how       time  peak       on a narrow terminal
-
-    1  train_run: the first program of the model
-
-The number of a row leads to its cause below the table.
-"""
+"""The command `millrace compile-log`: the compile log of a run, as tables or as JSON."""
 
 import json
 import pathlib
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from millrace.base.records.compilation import CompileRecord, Origin, compile_totals
-from millrace.base.records.memory import bytes_text
-from millrace.base.records.printable import printable
+from millrace.base.records.compilation import CompileRecord, compile_totals
 from millrace.base.records.run import read_compile_log
 from millrace.tools.cli.types import table_console
 
-_WIDE_WIDTH = 120  # columns of a terminal at which the parts of the time fit in
 _MIN_WIDTH = 72
-NumberedRecords = Sequence[tuple[int, CompileRecord]]  # with row numbers of the whole log
 
 
 @click.command("compile-log")
@@ -54,69 +37,7 @@ def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) 
     console = table_console()
     if console.width < _MIN_WIDTH:  # the terminal wraps lines better than a table wraps words
         console = Console(highlight=False, width=_MIN_WIDTH)
-    if shown:
-        console.print(_table(shown, console.width >= _WIDE_WIDTH))
-        console.print("")
-        console.print(_causes(shown))
-        console.print("")
-    console.print(_totals(records), markup=False, soft_wrap=True)
-
-
-def _table(records: NumberedRecords, is_wide: bool) -> Table:
-    has_code = is_wide and any(each.code_bytes for _, each in records)
-    texts = ("#", *(("began",) if is_wide else ()), "program", "model", "batch", "how")
-    numbers = (*(("trace", "lower", "XLA") if is_wide else ("time",)), "peak")
-    table = Table(*texts, *numbers, *(("code",) if has_code else ()), box=None, pad_edge=False)
-    for column in table.columns[len(texts) :]:
-        column.justify, column.no_wrap = "right", True
-    table.columns[0].no_wrap = True
-    for column in table.columns[1 : len(texts)]:
-        column.overflow = "fold"
-    for number, record in records:
-        began = time.strftime("%H:%M:%S", time.localtime(record.began))
-        style = "yellow" if record.is_recompilation else None
-        cells = [str(number), *((began,) if is_wide else ()), *map(Text, _texts(record))]
-        table.add_row(*cells, *_costs(record, is_wide, has_code), style=style)
-    return table
-
-
-def _texts(record: CompileRecord) -> tuple[str, ...]:
-    how = record.origin.value if record.is_executable else f"switch x{record.count}"
-    return tuple(map(printable, (record.program, record.model, record.batch, how)))
-
-
-def _costs(record: CompileRecord, is_wide: bool, has_code: bool) -> tuple[str, ...]:
-    if not record.is_executable:
-        return ()
-    parts = (record.trace_seconds, record.lower_seconds, record.compile_seconds)
-    seconds = parts if is_wide else (record.seconds,)
-    sizes = (record.peak_bytes, *((record.code_bytes,) if has_code else ()))
-    return *(f"{each:.2f} s" for each in seconds), *(bytes_text(e) if e else "" for e in sizes)
-
-
-def _causes(records: NumberedRecords) -> Table:
-    """Returns the cause of each compilation, followed by its remedy."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for number, record in records:
-        if record.is_executable:  # the row of a switch names both programs
-            again = " is compiled again" if record.is_recompilation else ""
-            cause = f"{printable(record.program)}{again}: {printable(record.cause)}"
-            table.add_row(str(number), Text(cause))
-            if record.remedy:
-                table.add_row("", Text(printable(record.remedy), style="green"))
-    return table
-
-
-def _totals(records: Sequence[CompileRecord]) -> str:
-    totals = compile_totals(records)
-    origins = totals.by_origin
-    kinds = ", ".join(f"{origins[each]} {each.value}" for each in Origin if origins[each])
-    return (
-        f"executables      {totals.executables}{f' ({kinds})' if kinds else ''}, "
-        f"{totals.seconds:.2f} s\n"
-        f"recompilations   {totals.recompilations}, {totals.recompilation_seconds:.2f} s lost\n"
-        f"switches         {totals.switches}"
-    )
+    records.print_some(console, shown)
 
 
 def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -> dict[str, object]:

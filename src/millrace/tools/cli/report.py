@@ -7,9 +7,10 @@ import click
 
 from millrace.base.records.run import RunRecords, load, run_path
 from millrace.errors import OptionError
-from millrace.tools.cli.report_summary import show_summary
+from millrace.tools.cli.types import table_console
 from millrace.tools.reports.page import write_page
 from millrace.tools.reports.perfetto import write_perfetto
+from millrace.tools.reports.summary import print_summary
 
 
 @click.command("report")
@@ -52,7 +53,7 @@ def report_command(
     # Before anything is printed: a pipe such as `| head` may end the command.
     page = write_page(read, output or _default_output(read))
     for each in read:
-        show_summary(each)
+        print_summary(each, table_console())
         click.echo("")
     click.echo(f"The page is {page.absolute()}")
     if opens:

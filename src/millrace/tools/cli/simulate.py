@@ -12,10 +12,9 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from millrace.base.options import default_devices
-from millrace.base.records.timeline import Timeline
+from millrace.base.records.timeline import Timeline, in_colors
 from millrace.compilation.executables.progress import search
 from millrace.errors import OptionError
 from millrace.run.schedules.table import SCHEDULES, make_schedule
@@ -26,7 +25,6 @@ from millrace.run.schedules.update_time import UpdateTime, update_time
 from millrace.tools.cli.simulated_costs import CostOptions, cost_options
 from millrace.tools.reports.run_costs import RunCosts
 
-COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
 _MAX_DRAWN = 100_000  # forwards: stages x micro-batches
 _MAX_FORWARDS = 2**18  # 256 stages and 1,024 micro-batches: half a minute
 
@@ -128,7 +126,7 @@ def simulate_command(
         return
     console = _console(sizes, run)
     if is_drawn:
-        console.print(_drawing(result.timeline, console.width))
+        console.print(in_colors(grid(result.timeline, width=console.width)))
         console.print("\nF forward, B backward, I and W its halves for inputs and weights\n")
     _print_numbers(console, sizes, result, costs.of(sizes.stages, run).tasks)
     console.print(_table(result.timeline) if is_drawn else _in_flight(result.timeline))
@@ -237,13 +235,6 @@ def _in_flight(timeline: Timeline) -> str:
         f"activation sets at the peak: {most} on group {peaks.index(most)}, "
         f"{least} on group {peaks.index(least)}"
     )
-
-
-def _drawing(timeline: Timeline, width: int) -> Text:
-    drawing = Text(grid(timeline, width=width), no_wrap=True)
-    for letter, color in COLORS.items():
-        drawing.highlight_regex(rf"\b[0-9]*{letter}[0-9]+-*", color)
-    return drawing
 
 
 def _table(timeline: Timeline) -> Table:

@@ -10,7 +10,7 @@ from millrace.run.fit.controller import controller_of
 from millrace.tools.planning.applying import apply_update
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingPlan(PlanRecord):
     """A plan for the training of a model, made by `strategy.plan(model, batch_spec, memory)`.
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace.base.records.run import RunRecords
+from millrace.base.records.table_text import TableRecord
 from millrace.tools.reports.advice import advice
 from millrace.tools.reports.loop_parts import PARTS, parts_of_loops
 
@@ -23,8 +24,8 @@ from millrace.tools.reports.loop_parts import PARTS, parts_of_loops
 LIMITING = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLimits:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunLimits(TableRecord):
     """The wall time of a run's loops in parts, what limited it, and what to change."""
 
     wall_seconds: float  # of all loops of a process; of several processes, on average

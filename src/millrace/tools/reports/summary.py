@@ -1,20 +1,23 @@
-"""The output of `millrace report` on a terminal: a run in a few lines and tables.
+"""A run in a few lines and tables: what `millrace report` prints, and what a notebook shows.
 
 run      runs/7, ended
 model    mlp: train on 2 stages, 640 steps in 20 executions, 12.3 s
 time     compile 1.20 s (10 %), compute 11.1 s (90 %)
 limit    compute: Steps took ...
 
-stage 0 |FFFF  BBBBBFFBBBBB  |
-stage 1 |    FFBBBBB  FFBBBBB|
+stage 0 |F0--    B0----F1--B1----    |
+stage 1 |    F0--B0----    F1--B1----|
 
 program      peak       largest layers
 operations   FLOPs      bytes      time
 """
 
+import pathlib
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import datetime
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,13 +27,12 @@ from millrace.base.records.memory import bytes_text
 from millrace.base.records.operations import OperationGroup
 from millrace.base.records.printable import counted, printable
 from millrace.base.records.run import RunRecords
-from millrace.tools.cli.types import table_console
+from millrace.base.records.run import load as read_run
+from millrace.base.records.table_text import plain_table
 from millrace.tools.reports.limits import limits
 from millrace.tools.reports.running import outcome_of, run_outcome, run_state
 from millrace.tools.reports.seen import as_seen, last_seen
 
-_MAX_TASKS = 200  # of a drawing
-_MAX_LINES = 24
 _MAX_LOOPS = 4
 _MAX_LAYERS = 3  # of a program
 _MAX_PROGRAMS = 12
@@ -38,16 +40,39 @@ _MAX_OWNERS = 8
 _MODES = ("train", "test", "predict")
 
 
-def show_summary(run: RunRecords) -> None:
+class Run(RunRecords):
+    """The records of a run. They print as its summary."""
+
+    __slots__ = ()
+
+    def _print(self, console: Console) -> None:
+        print_summary(self, console)
+
+
+def load(directory: str | pathlib.Path) -> Run:
+    """Reads the records of a run, also while it is running or after it was killed.
+
+    Args:
+        directory: of the run; of a directory that holds several runs, the one that began last.
+
+    Raises:
+        DataError: if there are no records, or they are of a version that is not known here.
+    """
+    run = read_run(directory)
+    return Run(**{each.name: getattr(run, each.name) for each in fields(run)})
+
+
+def print_summary(run: RunRecords, console: Console) -> None:
     """Prints what a run was, what limited it, its timeline, its memory and its operations."""
-    console = table_console()
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(no_wrap=True)
+    facts = plain_table("", "")
+    facts.columns[0].no_wrap = True
     for name, text in _facts(run):
         facts.add_row(name, Text(printable(text)))
     console.print(facts)
-    if drawing := _drawing(run, console.width):
-        console.print(f"\n{printable(drawing)}", markup=False, soft_wrap=True)
+    timeline = run.timeline
+    if timeline.spans:
+        title = f"bubble {timeline.bubble:.1%} of an update of {1e3 * timeline.end:.3g} ms"
+        console.print("", timeline.painted(console.width), title, sep="\n", soft_wrap=True)
     for table in (_memory(run), _operations(run)):
         if table.row_count:
             console.print("")
@@ -108,21 +133,8 @@ def _loop(loop: LoopRecord, outcome: str) -> str:
     )
 
 
-def _drawing(run: RunRecords, width: int) -> str:
-    timeline = run.timeline
-    if not timeline.spans or timeline.num_groups < 1:
-        return ""
-    title = f"bubble {timeline.bubble:.1%} of an update of {1e3 * timeline.end:.3g} ms"
-    if len(timeline.spans) > _MAX_TASKS:
-        return f"{title}, {len(timeline.spans):,} tasks: the page draws them"
-    lines = timeline.drawn(width).splitlines()
-    more = [] if len(lines) <= _MAX_LINES else ["..."]
-    return "\n".join([*lines[:_MAX_LINES], *more, title])
-
-
 def _memory(run: RunRecords) -> Table:
-    table = Table("program", "peak", "largest layers at the peak", box=None, pad_edge=False)
-    table.columns[1].justify = "right"
+    table = plain_table("program", ">peak", "largest layers at the peak")
     programs = {
         (each.model, each.program, each.stage): each
         for each in run.memory_profiles
@@ -151,9 +163,7 @@ def _operations(run: RunRecords) -> Table:
             for group in program.groups:
                 owners.setdefault((group.owner, group.role), []).append(group)
     title = f"operations of {mode}" if mode else "operations"
-    table = Table(title, "", "count", "GFLOP", "moved", "time", box=None, pad_edge=False)
-    for column in table.columns[2:]:
-        column.justify = "right"
+    table = plain_table(title, "", ">count", ">GFLOP", ">moved", ">time")
 
     def cost(groups: list[OperationGroup]) -> tuple[float, float]:
         return sum(each.seconds or 0.0 for each in groups), sum(each.flops for each in groups)

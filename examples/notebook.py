@@ -1,0 +1,58 @@
+# %% [markdown]
+# A notebook in cells: a run, its statistics, a schedule and a plan, each shown by its name alone.
+# Jupyter, VS Code and Spyder run the cells one by one; `python examples/notebook.py` prints them.
+
+# %%
+import millrace  # isort: skip - first: it makes JAX the backend of Keras
+
+import sys
+import tempfile
+
+import keras
+import numpy as np
+
+from millrace.run.schedules.table import make_schedule
+
+try:
+    from IPython.display import display  # in a notebook, the last line of a cell needs none
+except ImportError:
+    display = print
+
+EPOCHS = 2 if "--small" in sys.argv else 10
+random = np.random.default_rng(0)
+x = random.standard_normal((1_024, 64), dtype="float32")
+y = random.integers(0, 10, len(x)).astype("int32")
+
+# %% The cell that builds the model: run it again for a new one.
+strategy = millrace.Strategy(devices="cpu:2", report_dir=tempfile.mkdtemp(prefix="millrace-"))
+keras.utils.set_random_seed(0)
+keras.backend.clear_session()  # or the layers of the second model are called dense_3 and on
+with strategy.scope():
+    hidden = [keras.layers.Dense(256, "relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)], name="mlp")
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("sgd", loss)
+
+# %% What would train it fastest within the memory?
+plan = strategy.plan(model, (x[:256], y[:256]), memory="1GB")
+display(plan)
+
+# %% Two stages, in the order of a schedule
+display(make_schedule("1f1b", num_stages=2, num_micro_batches=4, groups=(0, 1)))
+model.set_pipeline_stage_assignment([0, 0, 1])
+model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+model.compile("sgd", loss, steps_per_execution=16)
+model.fit(x, y, batch_size=32, epochs=EPOCHS, verbose=0)
+
+# %%
+display(strategy.statistics())
+
+# %% The run so far: what limited it, its tasks, memory and operations
+run = strategy.records()
+display(run)
+display(run.trace)
+display(run.epochs)
+
+# %%
+if not run.timeline.spans or len(run.epochs) != EPOCHS:
+    sys.exit("the records should have the run")
