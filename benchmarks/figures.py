@@ -88,20 +88,25 @@ class Result:
     device: str
     parts: tuple[Part, ...]
 
+    @property
+    def processor(self) -> str:
+        """Name of the CPU."""
+        return self.parts[0].header["machine"].partition(",")[0]
+
 
 def results(folder: pathlib.Path = RESULTS, scripts: tuple[str, ...] | None = None) -> list[Result]:
-    """Returns the newest result of each script on each device, by script and device.
+    """Returns the newest result of each script on each device and processor, newest first.
 
     Args:
         folder: of the files, `<date>-<script>-<device>.txt` or `<date>-<device>.txt`.
         scripts: names that may follow the date in a file's name; None is those beside this file.
     """
     scripts = scripts or tuple(path.stem for path in FOLDER.glob("*.py"))
-    newest: dict[tuple[str, str], Result] = {}
-    for path in sorted(folder.glob("*.txt")):
+    newest: dict[tuple[str, str, str], Result] = {}
+    for path in sorted(folder.glob("*.txt"), reverse=True):
         result = read(path, scripts)
-        newest[result.script, result.device] = result
-    return [newest[key] for key in sorted(newest)]
+        newest.setdefault((result.script, result.device, result.processor), result)
+    return list(newest.values())
 
 
 def read(path: pathlib.Path, scripts: tuple[str, ...]) -> Result:

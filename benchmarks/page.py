@@ -47,7 +47,7 @@ def page(found: Iterable[Result]) -> str:
         ValueError: if a script has no section, a missed bar has no reason, or a reason belongs to
             no missed bar.
     """
-    on_cpu = {result.script: result for result in found if result.device == "cpu"}
+    on_cpu = _by_script(found)
     elsewhere = [result for result in found if result.device != "cpu"]
     if unknown := sorted(set(on_cpu) - set(SECTIONS)):
         raise ValueError(
@@ -63,32 +63,61 @@ def page(found: Iterable[Result]) -> str:
     return "\n".join(blocks)
 
 
-def _summary(found: Mapping[str, Result]) -> str:
-    figures = [f for r in found.values() for part in r.parts for f in part.figures if f.bar]
+def _by_script(found: Iterable[Result]) -> dict[str, list[Result]]:
+    """Returns the results of CPUs: one of each processor, newest first."""
+    scripts: dict[str, list[Result]] = {}
+    for result in found:
+        if result.device == "cpu":
+            scripts.setdefault(result.script, []).append(result)
+    return scripts
+
+
+def _summary(found: Mapping[str, list[Result]]) -> str:
+    parts = [part for results in found.values() for result in results for part in result.parts]
+    figures = [figure for part in parts for figure in part.figures if figure.bar]
     met = sum(bool(figure.met) for figure in figures)
     return f"Bars: {met} of {len(figures)} met, {len(figures) - met} missed.\n"
 
 
-def _section(section: Section, result: Result) -> str:
-    lines = [f"## {section.title}\n", section.text + "\n"]
-    missed, reasons = [], set()
-    for part in result.parts:
-        lines += _table(part.figures)
-        missed += [figure for figure in part.figures if figure.met is False]
-    for pattern, reason in section.misses.items():
-        names = [figure.name for figure in missed if re.fullmatch(pattern, figure.name)]
-        if not names:
-            raise ValueError(f"{result.path.name} misses nothing named {pattern!r}. Remove it.")
-        reasons |= set(names)
-        # One reason for all needs no names; the table shows them.
-        shown = "" if len(section.misses) == 1 else f" {', '.join(f'*{n}*' for n in names)}."
-        lines.append(f"**Missed:**{shown} {reason}\n")
-    if unexplained := [figure.name for figure in missed if figure.name not in reasons]:
-        raise ValueError(
-            f"{result.path.name} misses {unexplained}. Say why in SECTIONS of benchmarks/bars.py."
-        )
-    more = f" Feature: [{section.page}]({section.page})." if section.page else ""
-    return "\n".join([*lines, _source(result) + more + "\n"])
+def _section(section: Section, found: list[Result]) -> str:
+    lines, reasons_left = [f"## {section.title}\n", section.text + "\n"], dict(section.misses)
+    for result in found:
+        missed = [f.name for part in result.parts for f in part.figures if f.met is False]
+        for part in result.parts:
+            lines += (_grid if section.is_grid else _table)(part.figures)
+        for pattern, reason in section.misses.items():
+            names = [name for name in missed if re.fullmatch(pattern, name)]
+            if names:
+                reasons_left.pop(pattern, None)
+                # One reason for all needs no names; the table shows them.
+                shown = (
+                    "" if len(section.misses) == 1 else f" {', '.join(f'*{n}*' for n in names)}."
+                )
+                lines.append(f"**Missed:**{shown} {reason}\n")
+            missed = [name for name in missed if name not in names]
+        if missed:
+            raise ValueError(
+                f"{result.path.name} misses {missed}. Say why in SECTIONS of benchmarks/bars.py."
+            )
+        lines.append(_source(result) + "\n")
+    if reasons_left:
+        name, pattern = found[0].path.name, next(iter(reasons_left))
+        raise ValueError(f"{name} misses nothing named {pattern!r}. Remove it.")
+    if section.page:
+        lines[-1] = f"{lines[-1].rstrip()} Feature: [{section.page}]({section.page}).\n"
+    return "\n".join(lines)
+
+
+def _grid(figures: Iterable[Figure]) -> list[str]:
+    cells: dict[str, dict[str, str]] = {}
+    for figure in figures:
+        row, _, column = figure.name.partition(": ")
+        text = figure.text if figure.met is not False else f"**{figure.text}**"
+        cells.setdefault(row, {})[column] = text
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    rows = [["", *columns], ["---", *["--:" for _ in columns]]]
+    rows += [[name, *(row.get(column, "") for column in columns)] for name, row in cells.items()]
+    return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def _table(figures: Iterable[Figure]) -> list[str]:
@@ -126,7 +155,7 @@ def _on_gpus(found: list[Result]) -> str:
 
 def table(found: Iterable[Result]) -> str:
     """Returns the table in README, and the origin of its figures."""
-    on_cpu = {result.script: result for result in found if result.device == "cpu"}
+    on_cpu = _by_script(found)
     gains = [
         "| gains: more is better | compared with | speed, if nothing else is said |",
         "|---|---|--:|",
@@ -136,11 +165,11 @@ def table(found: Iterable[Result]) -> str:
     shown: list[Part] = []
     for capability in CAPABILITIES:
         name = f"[{capability.name}](docs/{capability.page})"
-        result = on_cpu.get(capability.script)
-        if result:
+        if measured := on_cpu.get(capability.script):
+            parts = [part for result in measured for part in result.parts]
             rows = costs if capability.is_cost else gains
-            rows.append(f"| {name} | {capability.peer} | {_figure(capability, result)} |")
-            shown += result.parts
+            rows.append(f"| {name} | {capability.peer} | {_figure(capability, parts)} |")
+            shown += parts
         else:
             others.append(name)
     dates = sorted(part.header["date"] for part in shown)
@@ -159,14 +188,14 @@ def table(found: Iterable[Result]) -> str:
     )
 
 
-def _figure(capability: Capability, result: Result) -> str:
-    figures = [figure for part in result.parts for figure in part.figures]
+def _figure(capability: Capability, parts: list[Part]) -> str:
+    figures = [figure for part in parts for figure in part.figures]
     ranges = []
     for name in capability.names:
         pattern, is_inverted = name.removeprefix("1 / "), name.startswith("1 / ")
         found = [figure for figure in figures if re.fullmatch(pattern, figure.name)]
         if not found:
-            raise ValueError(f"{result.path.name} has no figure named {pattern!r}.")
+            raise ValueError(f"{capability.script} has no figure named {pattern!r}.")
         found.sort(key=lambda figure: float(figure.value), reverse=is_inverted)
         ends = dict.fromkeys(
             f"{1 / float(figure.value):.2f}{figure.unit}"
