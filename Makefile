@@ -13,7 +13,7 @@ JOBS ?= 1
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
 
-.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check docs mutants format bench benchmarks-page gpu wheels test-wheels release lock clean
+.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check docs mutants format bench peers benchmarks-page gpu wheels test-wheels release lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -92,7 +92,16 @@ format: $(READY)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
 bench: $(READY)  ## all benchmarks; BENCH=--small JOBS=3: only whether they run, three at a time
-	@printf "%s\n" benchmarks/calls.py benchmarks/[a-z]*_*.py | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
+	@printf "%s\n" benchmarks/calls.py benchmarks/peers.py benchmarks/[a-z]*_*.py | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
+
+peers: $(READY)  ## against Keras 3.15 and 3.16, Keras on torch, torch's pipelines and handwritten JAX (1 GB)
+	@test -d .venv-peers-next || $(PY) -m venv .venv-peers-next
+	@.venv-peers-next/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/next.txt
+	@test -d .venv-peers-torch || $(PY) -m venv .venv-peers-torch
+	@.venv-peers-torch/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@.venv-peers-torch/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
+	@$(BIN)/python benchmarks/peers.py $(PEERS) \
+	  --next-python .venv-peers-next/bin/python --torch-python .venv-peers-torch/bin/python
 
 benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchmarks/results/
 	@$(BIN)/python benchmarks/page.py

@@ -15,6 +15,7 @@ class Section:
     text: str
     page: str = ""  # page of the feature in docs/
     misses: dict[str, str] = field(default_factory=dict)  # regex of names -> reason for the miss
+    is_grid: bool = False  # a figure `row: column` is a cell
 
 
 @dataclass(frozen=True)

@@ -90,14 +90,12 @@ class Result:
 
     @property
     def processor(self) -> str:
-        """The maker of the processor, such as `AMD`."""
-        return re.split(r"[ (,]", self.parts[0].header["machine"])[0]
+        """Name of the CPU."""
+        return self.parts[0].header["machine"].partition(",")[0]
 
 
 def results(folder: pathlib.Path = RESULTS, scripts: tuple[str, ...] | None = None) -> list[Result]:
-    """Returns the newest result of each script, on each device with processors of each maker.
-
-    They are sorted by script and device, the newest last.
+    """Returns the newest result of each script on each device and processor, newest first.
 
     Args:
         folder: of the files, `<date>-<script>-<device>.txt` or `<date>-<device>.txt`.
@@ -105,10 +103,10 @@ def results(folder: pathlib.Path = RESULTS, scripts: tuple[str, ...] | None = No
     """
     scripts = scripts or tuple(path.stem for path in FOLDER.glob("*.py"))
     newest: dict[tuple[str, str, str], Result] = {}
-    for path in sorted(folder.glob("*.txt")):
+    for path in sorted(folder.glob("*.txt"), reverse=True):
         result = read(path, scripts)
-        newest[result.script, result.device, result.processor] = result
-    return sorted(newest.values(), key=lambda result: (result.script, result.device, result.date))
+        newest.setdefault((result.script, result.device, result.processor), result)
+    return list(newest.values())
 
 
 def read(path: pathlib.Path, scripts: tuple[str, ...]) -> Result:

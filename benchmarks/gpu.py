@@ -60,12 +60,9 @@ class Step:
         return [sys.executable, script, *self.words, *(["--small"] if small else [])]
 
 
-LOOP = Step(
-    "loop", "the loop against plain Keras", "steps_per_execution.py", ("--rounds", "3"), 300
-)
 STEPS = (
     Step("tests", "the tests marked gpu", "pytest", (), 240),
-    LOOP,
+    Step("loop", "the loop against plain Keras", "steps_per_execution.py", ("--rounds", "3"), 300),
     Step(
         *("resident", "data that stays on the device", "onedevice.py"),
         ("--only", "resident", "--rounds", "5"),
@@ -225,8 +222,8 @@ def set_up(options: argparse.Namespace) -> tuple[dict[str, str], list[Step]]:
         path = os.pathsep.join([site, *paths[1:]])
         python.write_text(f'#!/bin/sh\nexec env PYTHONPATH="{path}" "{sys.executable}" "$@"\n')
         python.chmod(0o755)
-        words = (*LOOP.words, "--next-python", str(python))
-        steps[steps.index(LOOP)] = Step(LOOP.name, LOOP.what, LOOP.script, words, LOOP.seconds)
+        words = ("--rounds", "3", "--only", "fit", "--next-python", str(python))
+        steps.insert(2, Step("peers", "both versions of Keras", "peers.py", words, 300))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).rstrip(":"),

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from typing import Any
 
 import jax
@@ -74,11 +75,16 @@ def paired(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, lis
     """
     for function in cases.values():
         function()
+    return alternate({name: partial(seconds, cases[name]) for name in cases}, rounds)
+
+
+def alternate(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Calls every case once per round, in alternation, and returns the seconds that they return."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     names = list(cases)
     for turn in range(rounds):
         for name in names if turn % 2 == 0 else reversed(names):
-            times[name].append(seconds(cases[name]))
+            times[name].append(cases[name]())
     return times
 
 
@@ -120,6 +126,13 @@ def row(name: str, times: list[float], steps: int) -> None:
         f"  {name:<34} {statistics.median(micro):10.1f} us/step"
         f"   ({micro[0]:.1f}-{micro[-1]:.1f}, n={len(micro)})"
     )
+
+
+def time_per_step(name: str, times: list[float], steps: int) -> str:
+    """Returns a line with the median and the spread in microseconds per step."""
+    micro = sorted(t / steps * 1e6 for t in times)
+    middle, spread = statistics.median(micro), f"{micro[0]:.1f}-{micro[-1]:.1f}, n={len(micro)}"
+    return f"{name} = {middle:.1f} us ({spread})"
 
 
 def ratio(name: str, over: list[float], under: list[float]) -> tuple[float, str]:

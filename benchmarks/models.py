@@ -56,8 +56,8 @@ class Case:
         return model
 
 
-def handwritten_step(case: Case) -> Callable[[Any, Any], Any]:
-    """Returns `(state, batch) -> state` in plain JAX; state from `handwritten_state`."""
+def handwritten_loss(case: Case) -> Callable[[list[Any], Any], Any]:
+    """Returns `(weights, batch) -> mean loss` in plain JAX."""
 
     def loss_of(weights: list[Any], batch: Any) -> Any:
         x, y = batch
@@ -67,9 +67,15 @@ def handwritten_step(case: Case) -> Callable[[Any, Any], Any]:
         log = jax.nn.log_softmax(predicted)
         return -jnp.mean(jnp.take_along_axis(log, y[:, None], axis=1))
 
+    return loss_of
+
+
+def handwritten_step(case: Case) -> Callable[[Any, Any], Any]:
+    """Returns `(state, batch) -> state` in plain JAX; state from `handwritten_state`."""
+
     def step(state: Any, batch: Any) -> Any:
         weights, first, second, count, total, seen = state
-        loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
+        loss, gradients = jax.value_and_grad(handwritten_loss(case))(weights, batch)
         weights, first, second, count = adam(weights, first, second, count, gradients)
         rows = batch[0].shape[0]
         return weights, first, second, count, total + loss * rows, seen + rows
@@ -91,9 +97,9 @@ def adam(weights: Any, first: Any, second: Any, count: Any, gradients: Any) -> A
     return weights, first, second, count
 
 
-def handwritten_state(case: Case) -> Any:
+def handwritten_state(case: Case, model: keras.Model | None = None) -> Any:
     """Returns the state of a handwritten model with the Keras model's initial weights."""
-    weights = [jnp.array(v.value) for v in case.model().trainable_variables]
+    weights = [jnp.array(v.value) for v in (model or case.model()).trainable_variables]
     zeros = [jnp.zeros_like(w) for w in weights]
     again = [jnp.zeros_like(w) for w in weights]
     return weights, zeros, again, jnp.int32(0), jnp.float32(0), jnp.float32(0)
@@ -216,11 +222,39 @@ def _convnet_forward(w: list[Any], x: Any) -> Any:
     return _dense(jnp.mean(conv(x, w[2:4]), axis=(1, 2)), w[4:6])
 
 
+def _transformer() -> keras.Model:
+    layers = keras.layers
+    x = inputs = keras.Input((32, 64))
+    y = layers.LayerNormalization()(x)
+    x = layers.Add()([x, layers.MultiHeadAttention(4, 16)(y, y)])
+    y = layers.Dense(256, "gelu")(layers.LayerNormalization()(x))
+    x = layers.GlobalAveragePooling1D()(layers.Add()([x, layers.Dense(64)(y)]))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
+def _transformer_forward(w: list[Any], x: Any) -> Any:
+    def norm(x: Any, weights: list[Any]) -> Any:
+        centred = x - jnp.mean(x, -1, keepdims=True)
+        variance = jnp.mean(centred**2, -1, keepdims=True)
+        return centred * lax.rsqrt(variance + 1e-3) * weights[0] + weights[1]
+
+    y = norm(x, w[0:2])
+    query, key, value = (jnp.einsum("btd,dhk->bthk", y, w[i]) + w[i + 1] for i in (2, 4, 6))
+    y = jax.nn.dot_product_attention(query, key, value)
+    x = x + jnp.einsum("bthk,hkd->btd", y, w[8]) + w[9]
+    y = jax.nn.gelu(_dense(norm(x, w[10:12]), w[12:14]), approximate=False)
+    return _dense(jnp.mean(x + _dense(y, w[14:16]), axis=1), w[16:18])
+
+
 CASES = (
     Case("tiny", 64_000, 8, (8,), (1,), _tiny, _tiny_forward),
     Case("mlp", 32_000, 32, (64,), (10,), _mlp, _mlp_forward, "crossentropy"),
     Case("lstm", 16_000, 16, (16, 8), (1,), _lstm, _lstm_forward),
     Case("convnet", 12_800, 32, (16, 16, 1), (10,), _convnet, _convnet_forward, "crossentropy"),
+)
+# One pre-norm block of width 64 with 4 heads, on 32 positions.
+TRANSFORMER = Case(
+    *("transformer", 6_400, 16, (32, 64), (10,)), _transformer, _transformer_forward, "crossentropy"
 )
 
 

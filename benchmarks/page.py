@@ -10,7 +10,7 @@ import argparse
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from bars import CLAIMS, SECTIONS, Claim, Section
 from figures import Figure, Result, results
@@ -47,7 +47,6 @@ def page(found: Iterable[Result]) -> str:
         ValueError: if a script has no section, a missed bar has no reason, or a reason belongs to
             no missed bar.
     """
-    found = list(found)
     on_cpu = _by_script(found)
     elsewhere = [result for result in found if result.device != "cpu"]
     if unknown := sorted(set(on_cpu) - set(SECTIONS)):
@@ -56,7 +55,7 @@ def page(found: Iterable[Result]) -> str:
             "benchmarks/bars.py."
         )
     blocks = [_INTRODUCTION, _summary(on_cpu)]
-    blocks += [_section(SECTIONS[name], *on_cpu[name]) for name in SECTIONS if name in on_cpu]
+    blocks += [_section(SECTIONS[name], on_cpu[name]) for name in SECTIONS if name in on_cpu]
     blocks.append(_on_gpus(elsewhere))
     if missing := [name for name in SECTIONS if name not in on_cpu]:
         names = ", ".join(f"[`{name}.py`](../benchmarks/{name}.py)" for name in missing)
@@ -65,47 +64,60 @@ def page(found: Iterable[Result]) -> str:
 
 
 def _by_script(found: Iterable[Result]) -> dict[str, list[Result]]:
-    """Returns the results on CPUs of each script, the newest last."""
-    of_script: dict[str, list[Result]] = {}
+    """Returns the results of CPUs: one of each processor, newest first."""
+    scripts: dict[str, list[Result]] = {}
     for result in found:
         if result.device == "cpu":
-            of_script.setdefault(result.script, []).append(result)
-    return of_script
+            scripts.setdefault(result.script, []).append(result)
+    return scripts
 
 
-def _summary(found: Mapping[str, Sequence[Result]]) -> str:
-    newest = [results[-1] for results in found.values()]
-    figures = [f for r in newest for part in r.parts for f in part.figures if f.bar]
+def _summary(found: Mapping[str, list[Result]]) -> str:
+    parts = [part for results in found.values() for result in results for part in result.parts]
+    figures = [figure for part in parts for figure in part.figures if figure.bar]
     met = sum(bool(figure.met) for figure in figures)
     return f"Bars: {met} of {len(figures)} met, {len(figures) - met} missed.\n"
 
 
-def _section(section: Section, *measured: Result) -> str:
-    *others, result = measured
-    lines = [f"## {section.title}\n", section.text + "\n"]
-    missed, reasons = [], set()
-    for part in result.parts:
-        lines += _table(part.figures)
-        missed += [figure for figure in part.figures if figure.met is False]
-    for pattern, reason in section.misses.items():
-        names = [figure.name for figure in missed if re.fullmatch(pattern, figure.name)]
-        if not names:
-            raise ValueError(f"{result.path.name} misses nothing named {pattern!r}. Remove it.")
-        reasons |= set(names)
-        # One reason for all needs no names; the table shows them.
-        shown = "" if len(section.misses) == 1 else f" {', '.join(f'*{n}*' for n in names)}."
-        lines.append(f"**Missed:**{shown} {reason}\n")
-    if unexplained := [figure.name for figure in missed if figure.name not in reasons]:
-        raise ValueError(
-            f"{result.path.name} misses {unexplained}. Say why in SECTIONS of benchmarks/bars.py."
-        )
-    more = f" Feature: [{section.page}]({section.page})." if section.page else ""
-    lines.append(_source(result) + more + "\n")
-    for other in others:
-        lines += [f"With a processor of {other.processor}:\n"]
-        lines += [row for part in other.parts for row in _table(part.figures)]
-        lines.append(_source(other) + "\n")
+def _section(section: Section, found: list[Result]) -> str:
+    lines, reasons_left = [f"## {section.title}\n", section.text + "\n"], dict(section.misses)
+    for result in found:
+        missed = [f.name for part in result.parts for f in part.figures if f.met is False]
+        for part in result.parts:
+            lines += (_grid if section.is_grid else _table)(part.figures)
+        for pattern, reason in section.misses.items():
+            names = [name for name in missed if re.fullmatch(pattern, name)]
+            if names:
+                reasons_left.pop(pattern, None)
+                # One reason for all needs no names; the table shows them.
+                shown = (
+                    "" if len(section.misses) == 1 else f" {', '.join(f'*{n}*' for n in names)}."
+                )
+                lines.append(f"**Missed:**{shown} {reason}\n")
+            missed = [name for name in missed if name not in names]
+        if missed:
+            raise ValueError(
+                f"{result.path.name} misses {missed}. Say why in SECTIONS of benchmarks/bars.py."
+            )
+        lines.append(_source(result) + "\n")
+    if reasons_left:
+        name, pattern = found[0].path.name, next(iter(reasons_left))
+        raise ValueError(f"{name} misses nothing named {pattern!r}. Remove it.")
+    if section.page:
+        lines[-1] = f"{lines[-1].rstrip()} Feature: [{section.page}]({section.page}).\n"
     return "\n".join(lines)
+
+
+def _grid(figures: Iterable[Figure]) -> list[str]:
+    cells: dict[str, dict[str, str]] = {}
+    for figure in figures:
+        row, _, column = figure.name.partition(": ")
+        text = figure.text if figure.met is not False else f"**{figure.text}**"
+        cells.setdefault(row, {})[column] = text
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    rows = [["", *columns], ["---", *["--:" for _ in columns]]]
+    rows += [[name, *(row.get(column, "") for column in columns)] for name, row in cells.items()]
+    return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def _table(figures: Iterable[Figure]) -> list[str]:
@@ -148,7 +160,8 @@ def table(found: Iterable[Result]) -> str:
     versions: set[str] = set()
     for claim in CLAIMS:
         measured = on_cpu[claim.script]
-        origin = ", ".join(f"{result.processor} {result.date}" for result in measured)
+        makers = [re.split(r"[ (]", result.processor)[0] for result in measured]
+        origin = ", ".join(f"{m} {r.date}" for m, r in zip(makers, measured, strict=True))
         name = f"[{claim.name}](docs/{claim.page})"
         rows.append(f"| {name} | {claim.peer} | {_range(claim, measured)} | {origin} |")
         versions |= {part.header["versions"] for result in measured for part in result.parts}

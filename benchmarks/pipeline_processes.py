@@ -19,6 +19,7 @@ the shortest takes beyond its updates.
 The peer needs a Python with torch: `--torch-python PATH`.
 """
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -26,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,26 +187,11 @@ def part(strategy: millrace.Strategy, name: str) -> float:
 
 def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
     """Prints the times of one case, and returns its ratios as lines."""
-    here, folder = os.path.abspath(__file__), os.path.dirname(os.path.abspath(__file__))
-    cores = sorted(os.sched_getaffinity(0))
-    pair = (cores[0], cores[-1])
-    groups = {
-        role: workers.Workers([here, "worker", role, *case.words, workers.free_address()], pair)
-        for role in ("pipeline", "alone")
-    }
-    if torch_python:
-        peer = [os.path.join(folder, "torchpeer.py"), *case.words, workers.free_address()]
-        groups["torch"] = workers.Workers(peer, pair, torch_python)
-    try:
-        for group in groups.values():
-            group.wait()
+    with _started(case, ("pipeline", "alone"), torch_python) as groups:
         times = _alternate(groups, rounds, case.updates)
         parts = {name: groups["pipeline"].tell(f"part {name}") for name in PARTS}
         in_updates = groups["pipeline"].tell("in updates")
-    finally:
-        for group in groups.values():
-            group.stop()
-    about = groups["torch"].about if torch_python else ""
+        about = groups["torch"].about if torch_python else ""
     print(f"{case.name}; a step is an update.  {about}", flush=True)
     for (name, updates), values in times.items():
         harness.row(f"{name}, {updates} in a fit", values, updates)
@@ -231,6 +217,43 @@ def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
     return lines
 
 
+def against_torch(case: Case, rounds: int, torch_python: str) -> dict[str, list[float]]:
+    """Prints the times of both pipelines, and returns the seconds of an update, ours first."""
+    with _started(case, ("pipeline",), torch_python) as groups:
+        times = _alternate(groups, rounds, case.updates)
+        print(f"{case.name}; a step is an update.  {groups['torch'].about}", flush=True)
+    for (name, updates), values in times.items():
+        harness.row(f"{name}, {updates} in a fit", values, updates)
+    return {
+        "millrace": _per_update(times, "pipeline"),
+        "torch.distributed.pipelining": _per_update(times, "torch pipeline"),
+    }
+
+
+@contextlib.contextmanager
+def _started(
+    case: Case, roles: tuple[str, ...], torch_python: str | None
+) -> Iterator[dict[str, workers.Workers]]:
+    """Starts two processes for each role and for torch, waits for them, and ends them."""
+    here, folder = os.path.abspath(__file__), os.path.dirname(os.path.abspath(__file__))
+    cores = sorted(os.sched_getaffinity(0))
+    pair = (cores[0], cores[-1])
+    groups = {
+        role: workers.Workers([here, "worker", role, *case.words, workers.free_address()], pair)
+        for role in roles
+    }
+    if torch_python:
+        peer = [os.path.join(folder, "torchpeer.py"), *case.words, workers.free_address()]
+        groups["torch"] = workers.Workers(peer, pair, torch_python)
+    try:
+        for group in groups.values():
+            group.wait()
+        yield groups
+    finally:
+        for group in groups.values():
+            group.stop()
+
+
 Times = dict[tuple[str, int], list[float]]
 """Seconds of each round, by name and number of updates in a fit."""
 
@@ -246,9 +269,13 @@ def _alternate(groups: dict[str, workers.Workers], rounds: int, updates: tuple[i
         role = "alone" if group != "torch" else "torch alone"
         return statistics.mean(groups[group].tell(f"{role} {updates}"))
 
-    turns = {"pipeline": (pipeline, "pipeline"), "stage alone": (stage, "alone")}
+    turns = {"pipeline": (pipeline, "pipeline")}
     if "torch" in groups:
-        turns |= {"torch pipeline": (pipeline, "torch"), "torch stage alone": (stage, "torch")}
+        turns["torch pipeline"] = (pipeline, "torch")
+    if "alone" in groups:
+        turns["stage alone"] = (stage, "alone")
+        if "torch" in groups:
+            turns["torch stage alone"] = (stage, "torch")
     times: Times = {(name, number): [] for name in turns for number in updates}
     for turn in range(rounds + 1):
         names = list(turns) if turn % 2 == 0 else list(reversed(turns))

@@ -1,4 +1,4 @@
-"""Benchmarks of several processes, each pinned to one core and run on command.
+"""Benchmarks of several processes, which run on command, each pinned to one core if it matters.
 
     parent    tell("pipeline") ──> worker 0, core 0 ──> seconds
                                └─> worker 1, core 1 ──> seconds
@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-WAIT = 600.0  # seconds for a worker to build and compile
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def free_address() -> str:
@@ -24,7 +24,7 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
-def serve(cases: dict[str, Callable[[], object]], about: str = "") -> None:
+def serve(cases: Mapping[str, Callable[[], object]], about: str = "") -> None:
     """Runs cases by name on the parent's command, until it hangs up.
 
     The parent gets the seconds that a case took, or the number that it returns.
@@ -41,10 +41,26 @@ def serve(cases: dict[str, Callable[[], object]], about: str = "") -> None:
 class Workers:
     """Processes that do the same thing at the same time."""
 
-    def __init__(self, command: Sequence[str], cores: Sequence[int], python: str = sys.executable):
-        """Starts `python *command index` on each of the cores, and does not wait for it."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        cores: Sequence[int | None],
+        python: str = sys.executable,
+        **variables: str,
+    ):
+        """Starts `python *command index` on each of the cores, and does not wait for it.
+
+        Args:
+            command: the script and its arguments.
+            cores: one for each process; None leaves it all cores, and as many threads as it likes.
+            python: another one does not find the packages in PYTHONPATH.
+            **variables: of the environment.
+        """
         self._processes = []
         self.about = ""
+        variables = os.environ | variables
+        if python != sys.executable:
+            variables.pop("PYTHONPATH", None)
         for index, core in enumerate(cores):
             with _pinned(core):
                 self._processes.append(
@@ -54,7 +70,7 @@ class Workers:
                         stdout=subprocess.PIPE,
                         stderr=None if os.environ.get("SHOW") else subprocess.DEVNULL,
                         text=True,
-                        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                        env=variables | (_ONE_THREAD if core is not None else {}),
                     )
                 )
 
@@ -131,10 +147,10 @@ def two_and_one(
 
 
 @contextlib.contextmanager
-def _pinned(core: int) -> Iterator[None]:
+def _pinned(core: int | None) -> Iterator[None]:
     """Pins this thread: processes started within inherit the core, which JAX reads at its start."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores if core is None else {core})
     try:
         yield
     finally:

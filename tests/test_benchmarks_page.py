@@ -43,9 +43,10 @@ def section(scripts, monkeypatch):
     """Makes the page know one benchmark only, `loop`, with the reasons given."""
     page, figures = scripts
 
-    def write(folder, lines, misses, device="cpu"):
+    def write(folder, lines, misses, device="cpu", is_grid=False):
         folder.joinpath(f"2026-01-01-loop-{device}.txt").write_text(HEADER + lines)
-        monkeypatch.setattr(page, "SECTIONS", {"loop": page.Section("Loop", "Text.", "", misses)})
+        words = page.Section("Loop", "Text.", "", misses, is_grid)
+        monkeypatch.setattr(page, "SECTIONS", {"loop": words})
         return page.page(figures.results(folder, ("loop",)))
 
     return write
@@ -59,13 +60,22 @@ def test_the_pages_are_what_the_results_say():
 
 
 def test_every_line_with_a_bar_is_on_the_page(scripts):
-    _, figures = scripts
+    page, figures = scripts
     text = (ROOT / "docs" / "benchmarks.md").read_text()
+
+    def is_there(figure, section):
+        row, _, _ = figure.name.partition(": ")
+        if section and section.is_grid:
+            (line,) = re.findall(rf"^\| {re.escape(row)} \|.*$", text, re.MULTILINE)
+            return figure.text in line
+        return f"| {figure.name} | {figure.text} | {figure.bar} |" in text
+
     for result in figures.results():
         lines = re.findall(r"^.*\bclaim\b.*$", result.path.read_text(), re.MULTILINE)
         found = [figure for line in lines for figure in figures.parse(line)]
         assert len(found) >= len(lines)
-        assert [f.name for f in found if f"| {f.name} | {f.text} | {f.bar} |" not in text] == []
+        section = page.SECTIONS.get(result.script)
+        assert [figure.name for figure in found if not is_there(figure, section)] == []
 
 
 @pytest.mark.parametrize(
@@ -139,13 +149,32 @@ def test_the_newest_result_counts(scripts, tmp_path):
     assert result.date == "2026-01-02"
 
 
-def test_processors_of_each_maker_count(section, tmp_path):
-    other = HEADER.replace("Some Processor", "Other Chip").replace("01-01", "01-02") + "a = 3.00x\n"
-    tmp_path.joinpath("2026-01-02-loop-cpu.txt").write_text(other)
-    text = section(tmp_path, "a = 2.00x\n", {})
-    newest, older = text.split("With a processor of Some:")
-    assert "| a | 3.00x |" in newest
-    assert "| a | 2.00x |" in older
+def test_each_processor_keeps_its_newest_result(section, tmp_path):
+    other = HEADER.replace("Some Processor", "Another")
+    tmp_path.joinpath("2025-12-31-loop-cpu.txt").write_text(other + "a = 2.00x\n")
+    tmp_path.joinpath("2025-12-30-loop-cpu.txt").write_text(other + "a = 3.00x\n")
+    text = section(tmp_path, "a = 1.00x   claim >= 2x\n", {"a": "The sky was cloudy."})
+    assert text.index("| a | 1.00x |") < text.index("Some Processor") < text.index("| a | 2.00x |")
+    assert "Another, 2 cores" in text
+    assert "3.00x" not in text
+
+
+def test_a_grid_has_a_column_for_each_peer(section, tmp_path):
+    lines = (
+        "tiny, fit: millrace = 5.0 us (4.0-6.0, n=5)\n"
+        "tiny, fit: keras = 9.00x (8.00-9.50, n=5)   claim >= 1x\n"
+        "mlp, fit: millrace = 50.0 us (49.0-60.0, n=5)\n"
+        "mlp, fit: torch = 0.90x (0.80-0.95, n=5)   claim >= 1x\n"
+    )
+    text = section(tmp_path, lines, {"mlp, fit: torch": "The sky was cloudy."}, is_grid=True)
+    table = (
+        "|  | millrace | keras | torch |\n"
+        "| --- | --: | --: | --: |\n"
+        "| tiny, fit | 5.0 us (4.0-6.0) | 9.00x (8.00-9.50) |  |\n"
+        "| mlp, fit | 50.0 us (49.0-60.0) |  | **0.90x (0.80-0.95)** |\n"
+    )
+    assert table in text
+    assert "**Missed:** The sky was cloudy." in text
 
 
 def test_a_result_needs_words(scripts, tmp_path):
