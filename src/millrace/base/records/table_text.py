@@ -95,6 +95,8 @@ class RecordRows(TableRecord, tuple[Record, ...]):
             table.add_row(f"{k:,}", *(Text(_shown(name, row.get(name, ""))) for name in names))
         console.print(table if rows else "no records")
 
+    _repr_pretty_ = TableRecord._repr_pretty_  # IPython prefers the first of a class with a `repr`
+
     def __repr__(self) -> str:
         return f"<{len(self):,} {type(self[0]).__name__}>" if self else "<no records>"
 
