@@ -115,7 +115,7 @@ def _shown(name: str, value: object) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    items = cast(Mapping[str, object], value) if isinstance(value, Mapping) else {}
+    items = dict(cast(Mapping[str, object], value if isinstance(value, Mapping) else {}))
     if 0 < len(items) <= _MOST_SHOWN:
         return ", ".join(f"{key} {_shown(key, each)}" for key, each in items.items())
     return printable(value if isinstance(value, str) else _brief(cast(object, value)))
