@@ -1,8 +1,9 @@
-# %% [markdown]
-# A notebook in cells: a run, its statistics, a schedule and a plan, each shown by its name alone.
-# Jupyter, VS Code and Spyder run the cells one by one; `python examples/notebook.py` prints them.
+"""A notebook in cells: a plan, a schedule, a run and its statistics, each shown as it is.
 
-# %%
+Jupyter (with Jupytext), VS Code and Spyder run the cells one by one; plain Python prints them.
+"""
+
+# %% The imports
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
 
 import sys

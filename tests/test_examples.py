@@ -76,6 +76,27 @@ def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path)
     assert "of process 1" in output
 
 
+CELLS = """
+import pathlib, re, sys
+from IPython.core.interactiveshell import InteractiveShell
+
+text = pathlib.Path(sys.argv[1]).read_text()
+shell = InteractiveShell.instance()
+for cell in re.split(r"^# %%.*\\n", text, flags=re.MULTILINE)[1:]:
+    shell.run_cell(cell).raise_error()
+data, _ = shell.display_formatter.format(shell.user_ns["run"].epochs)
+assert "<table" in data["text/html"] and "loss" in data["text/plain"], data
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_runs_cell_by_cell(tmp_path):
+    pytest.importorskip("IPython")
+    output = run(ROOT / "examples" / "notebook.py", tmp_path, "-c", CELLS)
+    assert "stage 0 |F0 F1" in output
+    assert "fit, evaluate, predict" in output
+
+
 def test_every_example_is_named_in_the_docs():
     text = "".join(PAGES.values())
     assert [path.name for path in CASES if path.name not in text] == []

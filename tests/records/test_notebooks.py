@@ -170,6 +170,7 @@ def test_a_notebook_gets_text_and_html_of_bounded_size(record, parts):
         assert [part for part in parts if part not in words] == []
         assert not re.search(r"\b(Span|LiveBuffer|Alternative|ExecutionSample)\(", text)
     assert html.tags <= {"div", "pre", "table", "tr", "th", "td", "span"}
+    assert all("monospace" in each for each in re.findall("<pre[^>]*>", shown["text/html"]))
     assert len(shown["text/html"]) < 60_000
     assert len(shown["text/plain"]) < 12_000
 
@@ -184,7 +185,7 @@ def test_at_a_prompt_it_is_a_line(record, parts):
 def test_a_dark_notebook_stays_dark(record, parts):
     """No colours but those of tasks, each of which has its own ink, and of a verdict."""
     styles = Words(bundle(record)["text/html"]).styles
-    sizes = [int(size) for size in re.findall(r"font-size:(\d+)px", styles)]
+    sizes = [int(size) for size in re.findall(r"font(?:-size)?:(\d+)px", styles)]
     assert min(sizes) >= 12
     papers = set(re.findall(r"background-color: (#\w+)", styles))
     assert papers <= {style.color for style in PASS_STYLES.values()}

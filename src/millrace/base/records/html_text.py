@@ -18,7 +18,7 @@ from rich.text import Text
 
 _WIDTH = 110  # columns of text; of a table the notebook decides
 _TEXT = (
-    '<pre style="font-size:13px;line-height:1.4;white-space:pre;overflow-x:auto;background:none;'
+    '<pre style="font:13px/1.4 monospace;white-space:pre;overflow-x:auto;background:none;'
     'border:none;margin:4px 0">{code}</pre>'
 )
 

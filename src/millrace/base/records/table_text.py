@@ -95,6 +95,8 @@ class RecordRows(TableRecord, tuple[Record, ...]):
             table.add_row(f"{k:,}", *(Text(_shown(name, row.get(name, ""))) for name in names))
         console.print(table if rows else "no records")
 
+    _repr_pretty_ = TableRecord._repr_pretty_  # IPython prefers the first of a class with a `repr`
+
     def __repr__(self) -> str:
         return f"<{len(self):,} {type(self[0]).__name__}>" if self else "<no records>"
 
@@ -113,19 +115,20 @@ def _shown(name: str, value: object) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    if isinstance(value, Mapping) and len(value) <= _MOST_SHOWN:
-        items = cast(Mapping[str, object], value).items()
-        return ", ".join(f"{key} {_shown(key, each)}" for key, each in items)
-    return printable(value if isinstance(value, str) else _brief(value))
+    items = dict(cast(Mapping[str, object], value if isinstance(value, Mapping) else {}))
+    if 0 < len(items) <= _MOST_SHOWN:
+        return ", ".join(f"{key} {_shown(key, each)}" for key, each in items.items())
+    return printable(value if isinstance(value, str) else _brief(cast(object, value)))
 
 
 def _brief(value: object) -> str:
     """Returns a value as `repr` does, or how many there are if that is long."""
-    many = isinstance(value, Sized) and not isinstance(value, str | TableRecord)
-    text = "" if many and len(value) > _MOST_SHOWN else repr(value)
+    is_many = isinstance(value, Sized) and not isinstance(value, str | TableRecord)
+    count = len(cast(Sized, value)) if is_many else 0
+    text = "" if count > _MOST_SHOWN else repr(value)
     if (text and len(text) <= _LONGEST) or isinstance(value, TableRecord):
         return text
-    return f"<{len(value):,}>" if many else f"{text[:_LONGEST]}..."
+    return f"<{count:,}>" if is_many else f"{text[:_LONGEST]}..."
 
 
 def text_of(print_on: Callable[[Console], None]) -> str:

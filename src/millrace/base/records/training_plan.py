@@ -30,8 +30,10 @@ FORMAT = 1  # of the file
 _LONGEST = 300  # characters of a reason in an error
 _MOST = 2**40  # rows, steps and devices that a file may ask for
 _MOST_CALLS = 100_000
-_COUNTS = ("batch_size", "steps_per_execution", "replicas", "stages", "groups", "accumulation")
-_COUNTS += ("budget", "max_block_bytes", "micro_batch")
+_COUNTS = (
+    *("batch_size", "steps_per_execution", "replicas", "stages", "groups", "accumulation"),
+    *("budget", "max_block_bytes", "micro_batch"),
+)
 
 StageOfCall = tuple[str, int, int]  # name of a layer call, its node index, its stage
 

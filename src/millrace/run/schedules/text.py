@@ -40,6 +40,8 @@ class DrawnSchedule(TableRecord, tuple[tuple[Task, ...], ...]):
         text = grid(self, width=console.width) if is_short else repr(self)
         console.print(in_colors(text), soft_wrap=True)
 
+    _repr_pretty_ = TableRecord._repr_pretty_  # IPython prefers the first of a class with a `repr`
+
     def __repr__(self) -> str:
         return f"<schedule of {sum(map(len, self)):,} tasks on {len(self):,} device groups>"
 
