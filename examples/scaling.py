@@ -1,4 +1,4 @@
-"""Where the time of an update would go on 8, 64 and 512 devices, which nobody needs to have."""
+"""Where the time of an update would go on 8, 64 and 512 devices, by simulation."""
 
 from millrace.run.schedules.costs import UpdateCosts, equal_stages
 from millrace.run.schedules.one_f_one_b import one_f_one_b
