@@ -52,7 +52,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = html_show_copyright = False
-html_theme_options = {"source_repository": f"{repository}/", "navigation_with_keys": True}
+html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = "$ "
