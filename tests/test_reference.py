@@ -1,5 +1,6 @@
 """Every public name has an entry in the reference, which docs/site/reference.py lists."""
 
+import importlib
 import importlib.util
 import inspect
 import pathlib
@@ -66,6 +67,11 @@ def test_the_names_of_the_ipu_are_listed(pages):
     paths = re.findall(r"^([\w.]+?)(?=[(:]| =)", IPU_NAMES.read_text(), re.MULTILINE)
     classes = [path for path in paths if path.rpartition(".")[0] not in paths]
     assert sorted({path.rpartition(".")[2] for path in classes} - listed) == []
+
+
+def test_all_names_of_the_ipu_have_a_docstring(reference):
+    values = [(m, n, getattr(importlib.import_module(m), n)) for m, n in reference.ipu_names()]
+    assert [f"{module}.{name}" for module, name, value in values if not inspect.getdoc(value)] == []
 
 
 def test_a_block_in_a_docstring_is_code(reference):

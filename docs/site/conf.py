@@ -12,11 +12,13 @@ _HERE = pathlib.Path(__file__).parent
 ROOT = _HERE.parent.parent
 sys.path[:0] = [str(_HERE), str(ROOT / "src"), str(ROOT / "millrace-ipu" / "src")]
 
+import millrace  # noqa: E402
+
 with open(ROOT / "pyproject.toml", "rb") as _file:
     _project = tomllib.load(_file)["project"]
 
 project = _project["name"]
-release = version = _project["version"]
+release = version = millrace.__version__
 repository = _project["urls"]["Repository"]
 
 extensions = [
@@ -50,7 +52,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = html_show_copyright = False
-html_theme_options = {"source_repository": f"{repository}/", "navigation_with_keys": True}
+html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 copybutton_prompt_text = "$ "

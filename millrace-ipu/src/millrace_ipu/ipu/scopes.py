@@ -93,6 +93,7 @@ def without_effect(name: str, advice: str) -> Callable[..., AbstractContextManag
 
     @contextmanager
     def scope(*_: object, **__: object) -> Iterator[None]:
+        """Has no effect: warns, and takes any arguments."""
         warn_no_effect(name, advice)
         yield
 

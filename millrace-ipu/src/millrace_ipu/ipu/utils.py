@@ -69,11 +69,13 @@ def _setter(path: str, argument: str, default: object) -> Callable[..., IPUConfi
             setattr(operator.attrgetter(category)(opts) if category else opts, name, value)
         return opts
 
+    set_option.__doc__ = f"Sets the option `{path}` of a configuration, and returns it."
     return set_option
 
 
 def _without_effect(name: str) -> Callable[..., IPUConfig]:
     def set_options(opts: IPUConfig, *_: object, **__: object) -> IPUConfig:
+        """Has no effect: warns, and returns the configuration."""
         warn_no_effect(name, _ADVICE)
         return opts
 

@@ -177,6 +177,7 @@ def _one_kind(name: str, layer: str, groups_of: Callable[[int], int]) -> Callabl
         *_: object,
         **__: object,
     ) -> Any:
+        """Gives each channel of a row, or all of a row together, mean 0 and variance 1."""
         _refuse_weights(name, layer, channels_axis, epsilon, center, scale)
         groups = groups_of(inputs.shape[channels_axis])
         return group_norm(inputs, groups, channels_axis, None, False, False, epsilon)
@@ -185,7 +186,6 @@ def _one_kind(name: str, layer: str, groups_of: Callable[[int], int]) -> Callabl
     return norm
 
 
-# Each channel of a row, and all of a row together, get mean 0 and variance 1; see `group_norm`.
 instance_norm = _one_kind("instance_norm", "InstanceNorm(", lambda channels: channels)
 layer_norm = _one_kind("layer_norm", "GroupNorm(groups=1", lambda channels: 1)
 
