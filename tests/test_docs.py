@@ -65,7 +65,18 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
 
 
 REFERENCE = {
-    *("benchmarks", "errors", "faq", "how_it_works", "index", "lost_state", "models", "options"),
+    *(
+        "api",
+        "benchmarks",
+        "commands",
+        "errors",
+        "faq",
+        "how_it_works",
+        "index",
+        "lost_state",
+        "models",
+        "options",
+    ),
     *("patches", "versions", "words"),
 }
 GUIDES = [page for page in sorted(ROOT.glob("docs/*.md")) if page.stem not in REFERENCE]

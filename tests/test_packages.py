@@ -93,6 +93,7 @@ IMPORT = re.compile(
 # Named otherwise than their packages, or brought along by these.
 DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
+    "IPython": "jupyterlab",
     "tensorflow": "tensorflow-cpu",
     "jaxlib": "jax",
     "ml_dtypes": "jax",
