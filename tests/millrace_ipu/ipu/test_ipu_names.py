@@ -16,6 +16,7 @@ import types
 import keras
 import pytest
 
+import millrace_ipu
 from millrace_ipu import ipu
 
 NAMES = pathlib.Path(__file__).with_name("ipu_names.txt")
@@ -164,6 +165,13 @@ def test_modules_are_documented_and_not_too_long(path):
     text = path.read_text()
     assert len(text.splitlines()) <= MOST
     assert ast.get_docstring(ast.parse(text))
+
+
+def test_the_modules_list_what_programs_use():
+    shown = {name for name in dir(millrace_ipu) if not name.startswith("_")}
+    assert {"ipu"} <= shown <= {"errors", "ipu", "tensorflow"}
+    assert {"config", "utils", "ipu_strategy", "keras", "pipelining_ops"} <= set(dir(ipu))
+    assert all(hasattr(ipu, name) for name in dir(ipu))
 
 
 if __name__ == "__main__":

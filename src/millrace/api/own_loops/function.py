@@ -91,7 +91,7 @@ class CompiledFunction(Generic[P, T]):
         self._replicas = replicas
         self._programs = MadeOnce[LoopProgram | None]()  # None where the host drives
         self._number = new_number()
-        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__name__: str = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
         self.__wrapped__ = fn
 

@@ -58,7 +58,7 @@ class OutfeedQueue:
         self._raised_in: int | None = None  # id of the thread that has got the error already
         self._warned = False
         self._enqueued = False
-        self.dropped = 0  # elements that were not kept
+        self.dropped: int = 0  # elements that were not kept
         _queues.add(self)
 
     def enqueue(self, value: ArrayTree) -> None:

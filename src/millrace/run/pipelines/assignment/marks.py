@@ -38,7 +38,7 @@ class PipelineStage:
     """
 
     def __init__(self, stage: int):
-        self.stage = _number(stage)
+        self.stage: int = _number(stage)
 
     def __enter__(self) -> "PipelineStage":
         _check(self.stage)
