@@ -102,7 +102,7 @@ class CompileLog:
         self.observers: list[ExecutableObserver] = []
         self.search_seconds = 0.0  # of searches among programs, besides those of the records
         self.planning_seconds = 0.0  # of searches, with those of the records
-        self.ahead_seconds = 0.0  # of a plan for the loop that begins next
+        self.ahead_seconds = 0.0  # of the plan of a fit that is about to begin
         self._trials = Trials(self._show)
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._sink = records

@@ -44,6 +44,7 @@ def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
         PlanError: if nothing fits.
     """
     memory, before = controller.totals.memory, controller.planned
+    controller.totals.compile_log.ahead_seconds = 0.0
     if memory is None or controller.is_running:
         return
     if controller.setup.spans_processes:

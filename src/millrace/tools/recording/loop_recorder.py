@@ -112,10 +112,14 @@ class LoopWriter:
         self._outcome, self._error = "finished", ""
         if setup is not None and self.record.mode == Mode.TRAIN.value and "epochs" in arguments:
             self._history = EpochHistory(setup.model, self.record.number, self._sinks.process)
-        ahead, log.ahead_seconds = log.ahead_seconds, 0.0
-        if ahead:  # `fit` has planned, which the user waits for like for the rest of it
-            began, seconds = self.record.began - ahead, {"compile_seconds": ahead}
-            self.record = replace(self.record, began=began, planning_seconds=ahead, **seconds)
+            if ahead := log.ahead_seconds:  # `fit` has planned, for which the user has waited, too
+                record, log.ahead_seconds = self.record, 0.0
+                self.record = replace(
+                    record,
+                    began=record.began - ahead,
+                    compile_seconds=record.compile_seconds + ahead,
+                    planning_seconds=record.planning_seconds + ahead,
+                )
         if not self.is_written:
             self.is_written = True
             self._due = now + pace.between_samples(now)
