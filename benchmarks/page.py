@@ -159,7 +159,10 @@ def table(found: Iterable[Result]) -> str:
     rows = ["| | compared with | figures | processor, date |", "|---|---|---|---|"]
     versions: set[str] = set()
     for claim in CLAIMS:
-        measured = on_cpu[claim.script]
+        measured = sorted(
+            (result for script in claim.scripts for result in on_cpu[script]),
+            key=lambda result: result.date,
+        )
         makers = [re.split(r"[ (]", result.processor)[0] for result in measured]
         origin = ", ".join(f"{m} {r.date}" for m, r in zip(makers, measured, strict=True))
         name = f"[{claim.name}](docs/{claim.page})"
@@ -186,7 +189,7 @@ def _range(claim: Claim, measured: Iterable[Result]) -> str:
         pattern, is_inverted = name.removeprefix("1 / "), name.startswith("1 / ")
         values = [float(f.value) for f in figures if re.fullmatch(pattern, f.name)]
         if not values:
-            raise ValueError(f"{claim.script} has no figure named {pattern!r}.")
+            raise ValueError(f"{claim.scripts} have no figure named {pattern!r}.")
         if is_inverted:
             values = [1 / value for value in values]
         ranges.append(" to ".join(dict.fromkeys(f"{v:.2f}" for v in (min(values), max(values)))))

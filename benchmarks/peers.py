@@ -166,9 +166,7 @@ def main() -> None:
     if not options.torch_python:
         return
     print()
-    harness.header(
-        "Pipelines of two processes: microseconds per update, and how many times as long"
-    )
+    harness.header("Pipelines of two processes, one core each: time per update")
     note("the cost of a fit is not in these times")
     figures = []
     small = options.small
