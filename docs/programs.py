@@ -14,7 +14,7 @@ import sys
 DOCS = pathlib.Path(__file__).parent
 PROGRAM = re.compile(
     r"^<!-- (?P<path>\S*examples/\S+\.py) -->\n```python\n(?P<code>.*?)^```\n"
-    r"(?P<between>\n(?:[^`#|<\n].*\n\n)?(?=```text))?(?:```text\n(?P<output>.*?)^```\n)?",
+    r"(?P<between>\n(?:[^`#|<\n][^\n]*\n\n)?(?=```text))?(?:```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
 
