@@ -192,7 +192,8 @@ def _range(claim: Claim, measured: Iterable[Result]) -> str:
             raise ValueError(f"{claim.scripts} have no figure named {pattern!r}.")
         if is_inverted:
             values = [1 / value for value in values]
-        ranges.append(" to ".join(dict.fromkeys(f"{v:.2f}" for v in (min(values), max(values)))))
+        ends = (f"{v:.2f}" if v < 100 else f"{v:.0f}" for v in (min(values), max(values)))
+        ranges.append(" to ".join(dict.fromkeys(ends)))
     return claim.text.format(*ranges)
 
 
