@@ -27,6 +27,8 @@ from millrace_ipu.errors import UnsupportedNameError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 MODULES = ("callbacks", "layers", "optimizers", "distributed", "records", "errors")
+# Sphinx copies the contents of all pages for each page's navigation; these are most of them.
+_NO_CONTENTS = "      :no-contents-entry:\n"
 # Names in modules of `millrace_ipu.tensorflow` that are not TensorFlow's.
 INTERNAL = {"ADVICE", "KERAS_NAMES", "OPS", "V1_INITIALIZERS"}
 INTERNAL |= {"real_data", "seed_or_generator", "strategy_of_scope"}
@@ -166,11 +168,11 @@ def record_entry(kind: type) -> str:
             kind_text = field.type if is_text else inspect.formatannotation(field.type)
             short = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", kind_text)
             comment = re.search(rf"^    {field.name}: .*?  # (.+)$", source, re.MULTILINE)
-            text += f"   .. py:attribute:: {field.name}\n      :type: {short}\n\n"
+            text += f"   .. py:attribute:: {field.name}\n      :type: {short}\n{_NO_CONTENTS}\n"
             text += f"      {sentence(comment[1])}\n\n" if comment else ""
     for name, value in vars(kind).items():
         if isinstance(value, property) and not name.startswith("_"):
-            text += f"   .. py:property:: {name}\n\n"
+            text += f"   .. py:property:: {name}\n{_NO_CONTENTS}\n"
             lines = (inspect.getdoc(value) or "").splitlines()
             text += "".join(f"      {line}\n" for line in as_rst(lines)) + "\n"
     return text
