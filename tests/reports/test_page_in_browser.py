@@ -206,11 +206,20 @@ def test_a_table_is_sorted_and_filtered(browser, path):
     browser.run("document.querySelector('th button').click()")
     owners = [re.sub(r"\d+", lambda n: n[0].zfill(3), row.split()[0]) for row in browser.run(rows)]
     assert owners == sorted(owners, key=str.lower)
-    browser.run(
+    filtered = (
         "const box = document.querySelector('input[type=search]');"
-        "box.value = 'SGD'; box.dispatchEvent(new Event('input'))"
+        "box.value = arguments[0]; box.dispatchEvent(new Event('input'))"
     )
+    browser.run(filtered, "SGD")
     assert [row.split()[0] for row in browser.run(rows)] == ["SGD"]
+    browser.go("compilation")
+    shown = browser.run(rows)
+    batch = shown[0].partition(" · ")[2].split("\t")[0].split("\n")[0]
+    assert "float32[" in batch
+    browser.run(filtered, batch)
+    assert 0 < len(browser.run(rows)) <= len(shown)
+    browser.run(filtered, "no such batch")
+    assert browser.run(rows) == []
 
 
 def test_hostile_names_stay_text(browser, tmp_path):

@@ -103,11 +103,11 @@ function compilationTable(records) {
   return table(
     [
       { name: "began", value: (r) => number(r.began) || r.order, text: (r) => dateText(number(r.began)) },
-      { name: "program", value: (r) => r.program, middle: true, cell: (r) => [element("bdi", {}, r.program), r.batch ? element("div", { class: "note" }, element("bdi", {}, r.model), " · ", r.batch) : null] },
+      { name: "program", value: (r) => r.program, text: (r) => [r.program, r.model, r.batch].filter(Boolean).join(" · "), middle: true, cell: (r) => [element("bdi", {}, r.program), r.batch ? element("div", { class: "note" }, element("bdi", {}, r.model), " · ", r.batch) : null] },
       { name: "origin", value: (r) => r.origin, cell: (r) => [swatch(ORIGIN_COLORS[r.origin] ?? "#98a2ae", r.origin), r.is_recompilation ? element("div", { class: "note" }, "again") : null, r.count > 1 ? element("div", { class: "note" }, `${exactText(r.count)} times`) : null] },
       { name: "time", value: (r) => r.time, unit: "s", text: (r) => (r.origin === "switch" ? "–" : secondsText(r.time)), right: true },
-      { name: "peak", value: (r) => r.peak_bytes, text: (r) => (r.peak_bytes ? bytesText(r.peak_bytes) : "–"), right: true },
-      { name: "code", value: (r) => r.code_bytes, text: (r) => (r.code_bytes ? bytesText(r.code_bytes) : "–"), right: true },
+      { name: "peak", value: (r) => r.peak_bytes, unit: "bytes", text: (r) => (r.peak_bytes ? bytesText(r.peak_bytes) : "–"), right: true },
+      { name: "code", value: (r) => r.code_bytes, unit: "bytes", text: (r) => (r.code_bytes ? bytesText(r.code_bytes) : "–"), right: true },
       { name: "cause", value: (r) => r.cause, wide: true, cell: (r) => [element("bdi", {}, r.cause || "–"), r.remedy ? element("div", { class: "remedy" }, r.remedy) : null], text: (r) => `${r.cause} ${r.remedy}` },
     ],
     rows,

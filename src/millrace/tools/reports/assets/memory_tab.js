@@ -125,7 +125,7 @@ function beforehand(run) {
       report.changes.length
         ? table(
             [
-              { name: "peak", value: (c) => number(c.peak), text: (c) => bytesText(number(c.peak)), right: true },
+              { name: "peak", value: (c) => number(c.peak), unit: "bytes", text: (c) => bytesText(number(c.peak)), right: true },
               { name: "more FLOPs", value: (c) => number(c.extra_flops), text: (c) => shareText(number(c.extra_flops)), right: true },
               { name: "fits", value: (c) => (c.fits ? "yes" : "no") },
               { name: "change", value: (c) => c.code, wide: true },
