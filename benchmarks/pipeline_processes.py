@@ -174,6 +174,7 @@ def worker(role: str, case: Case, address: str, index: int) -> None:
     if role == "pipeline":
         cases |= {f"part {name}": functools.partial(part, strategy, name) for name in PARTS}
         cases["in updates"] = in_updates
+        cases["parameters"] = lambda: float(model.count_params())
     workers.serve(cases)
 
 
@@ -218,8 +219,14 @@ def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
 
 
 def against_torch(case: Case, rounds: int, torch_python: str) -> dict[str, list[float]]:
-    """Prints the times of both pipelines, and returns the seconds of an update, ours first."""
+    """Prints the times of both pipelines, and returns the seconds of an update, ours first.
+
+    Both must have the same number of parameters.
+    """
     with _started(case, ("pipeline",), torch_python) as groups:
+        own, *_ = groups["pipeline"].tell("parameters")  # of both stages, in each process
+        if own != sum(groups["torch"].tell("parameters")):
+            raise SystemExit(f"{case.name}: the stages of torch have other parameters.")
         times = _alternate(groups, rounds, case.updates)
         print(f"{case.name}; a step is an update.  {groups['torch'].about}", flush=True)
     for (name, updates), values in times.items():

@@ -6,6 +6,7 @@ python torchpeer.py transformer 256 4 16 1,6 127.0.0.1:1234 0
 
 import functools
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -76,11 +77,12 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    cases = {
+    cases: dict[str, Callable[[], object]] = {
         f"torch {function.__name__} {n}": functools.partial(function, int(n))
         for function in (pipeline, alone)
         for n in updates.split(",")
     }
+    cases["parameters"] = lambda: float(sum(p.numel() for p in module.parameters()))
     workers.serve(cases, f"torch {torch.__version__}")
 
 
