@@ -58,6 +58,12 @@ def test_the_peak_is_the_compilers_and_fit_compiles_nothing_more(strategy):
     assert strategy.compile_log == (record,)
 
 
+def test_without_a_budget_the_memory_of_the_strategy_is_the_limit():
+    model = make_model(strategy := millrace.Strategy(devices=1, memory="10MB"), layers=1)
+    assert strategy.memory_report(model, batch(32)).fits
+    assert not strategy.memory_report(model, batch(32), budget="10KB").fits
+
+
 def test_every_byte_has_its_use(strategy):
     model = make_model(strategy)
     report = strategy.memory_report(model, batch())

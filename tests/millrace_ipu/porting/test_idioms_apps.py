@@ -132,7 +132,7 @@ def test_the_strategy_of_the_scope(program):
     assert out.split() == ["True", "1", "False", "True", "2"]
 
 
-@idiom("Queues", "`isinstance(v, tf.Tensor)` of what an outfeed queue gives, then `v.numpy()`")
+@idiom("Queues", "`isinstance(v, tf.Tensor)` of what an outfeed queue gives, then `v.numpy()`, `v[-1].numpy()`")
 def test_dequeued_values_are_tensors(program):
     out = program("""
         import numpy as np, tensorflow as tf
@@ -143,6 +143,7 @@ def test_dequeued_values_are_tensors(program):
             def on_train_batch_end(self, batch, logs=None):
                 for name, value in queue.dequeue().items():
                     print(name, isinstance(value, tf.Tensor), value.numpy().shape)
+                    print(value[-1].numpy() == value.numpy()[1], *(v.numpy().shape for v in value))
         class Loss(tf.keras.losses.MeanSquaredError):
             def call(self, y_true, y_pred):
                 value = super().call(y_true, y_pred)
@@ -154,6 +155,7 @@ def test_dequeued_values_are_tensors(program):
             model.fit(np.ones((4, 4)), np.ones((4, 1)), batch_size=2, callbacks=[Log()], verbose=0)
     """)
     assert out.split("\n")[0] == "mse True (2,)"
+    assert out.split("\n")[1] == "True () ()"
     assert not isinstance(np.ones(3), tf.Tensor)
     assert isinstance(tf.ones(3), tf.Tensor)
 

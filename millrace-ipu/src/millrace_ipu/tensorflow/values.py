@@ -90,9 +90,14 @@ class HostArray(np.ndarray):
 
     __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __iadd__
 
-    def numpy(self) -> np.ndarray:
-        """Returns the same data as a plain `numpy.ndarray`."""
-        return self.view(np.ndarray)
+    def __getitem__(self, key: Any) -> Any:
+        """Returns a part, or one element: that is a tensor too, where NumPy has a scalar."""
+        part = super().__getitem__(key)
+        return np.asarray(part).view(HostArray) if isinstance(part, np.number | np.bool) else part
+
+    def numpy(self) -> Any:
+        """Returns the same data as a plain `numpy.ndarray`, or a NumPy scalar for one element."""
+        return self.view(np.ndarray)[()]
 
 
 class _TensorType(type):

@@ -318,7 +318,7 @@ class Strategy:
             batch_spec: one micro-batch as `fit` sees it, `(x, y)` or `(x, y, sample_weight)`, of
                 arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Values do not matter.
             budget: bytes of one device, or text such as `"1.5GB"`; the memory that a device reports
-                is a limit, too.
+                is a limit, too. None: the strategy's `memory`, if it has one.
             steps_per_epoch: batches in an epoch, the longest block of arrays that stay on the
                 device. None for the steps of one execution.
 
@@ -330,7 +330,8 @@ class Strategy:
         """
         controller = self._own(model, "memory_report()")
         with jax.default_device(self._home):
-            report = memory_report(controller, batch_spec, budget, steps_per_epoch)
+            limit = self._totals.memory if budget is None else budget
+            report = memory_report(controller, batch_spec, limit, steps_per_epoch)
         self._totals.sinks.add(report)
         return report
 
