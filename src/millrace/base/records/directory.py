@@ -15,7 +15,6 @@ import logging
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
 from typing import IO
 
 from millrace.base.records.codec import encode
@@ -83,16 +82,12 @@ class RunDirectory:
         self._has_failed = False  # said once, and nothing is written any more
         self._begun: set[str] = set()  # kinds whose files were whole when this process came to them
 
-    def add(self, record: object) -> None:
-        """Writes a record of one of `KINDS` at the end of its file.
+    def add(self, *records: object) -> None:
+        """Writes records of one of `KINDS` at the end of their file.
 
         A directory that can no longer be written to, such as one on a full disk, is reported once
         to the log, and does not end the training.
         """
-        self.add_all([record])
-
-    def add_all(self, records: Sequence[object]) -> None:
-        """Writes records of the same kind at the end of their file; see `add`."""
         if not records or self._has_failed:
             return
         try:

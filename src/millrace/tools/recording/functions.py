@@ -18,7 +18,7 @@ from millrace.base.records.loops import LoopRecord
 from millrace.base.threads.scoped_value import Binding, ScopedValue
 from millrace.compilation.executables.log import CompileLog
 from millrace.run.fit.totals import Totals, next_loop
-from millrace.tools.recording.loop_recorder import LoopWriter
+from millrace.run.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names
 from millrace.tools.recording.run import RecordedRun
 

@@ -16,9 +16,9 @@ from millrace.base.records.loops import LoopRecord
 from millrace.programs.plan import Mode
 from millrace.run.fit.setup import Setup
 from millrace.run.fit.totals import Totals, next_loop
-from millrace.tools.recording import pace
-from millrace.tools.recording.loop_recorder import LoopWriter
-from millrace.tools.recording.options import device_names, options_in_force, parameters_of
+from millrace.run.recording import pace
+from millrace.run.recording.loop_recorder import LoopWriter, parameters_of
+from millrace.tools.recording.options import device_names, options_in_force
 from millrace.tools.recording.run import RecordedRun
 
 logger = logging.getLogger("millrace")
@@ -74,7 +74,7 @@ class StrategyRecorders:
         writer.at_end = [has_ended]
         if self._run is not None and self._run.page is not None:
             writer.at_epoch = [self._run.page.epoch_has_ended]
-        writer.begin_call(setup, arguments, self._totals.compile_log)
+        writer.begin_call(setup.model, arguments, self._totals.compile_log)
         return writer
 
     def on_batch(self, setup: Setup, mode: Mode) -> LoopWriter | None:
@@ -83,7 +83,7 @@ class StrategyRecorders:
             return None
         try:
             writer = self._kept((setup.model.name, mode.value), setup, mode)
-            writer.begin_call(setup, {}, self._totals.compile_log)
+            writer.begin_call(setup.model, {}, self._totals.compile_log)
             return writer
         except Exception:  # as above
             if self._totals.notes.is_new("a batch is not recorded"):

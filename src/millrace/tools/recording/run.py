@@ -28,8 +28,8 @@ from millrace.compilation.explain.key import versions
 from millrace.errors import OptionError
 from millrace.run.fit.totals import begin_loops_after
 from millrace.run.processes.agreement import process_count, process_index, text_of_first
+from millrace.run.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.in_use import take
-from millrace.tools.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.options import device_names
 from millrace.tools.recording.page import RunPage
 
