@@ -215,7 +215,7 @@ def read_engine_options() -> None:
         if not _taker:
             _taker.append(ProgramReports())
         for sinks in list(_sinks):
-            if not sinks.has(_taker[0]):
+            if _taker[0] not in sinks:
                 sinks.put_in(_taker[0])
 
 

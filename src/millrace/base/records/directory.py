@@ -56,11 +56,6 @@ _KIND_OF = {kind: name for name, kind in KINDS.items()}
 logger = logging.getLogger("millrace")
 
 
-def header(kind: str) -> dict[str, object]:
-    """Returns the first line of a file of records."""
-    return {"format": FORMAT, "version": VERSION, "kind": kind}
-
-
 class RunDirectory:
     """Writes records into a directory, at the end of existing files."""
 
@@ -119,7 +114,7 @@ class RunDirectory:
     def _before(self, file: IO[bytes], kind: str) -> str:
         """Returns what must come before a record: the header, or the end of a broken line."""
         if not file.tell():
-            return f"{json.dumps(header(kind))}\n"
+            return f"{json.dumps({'format': FORMAT, 'version': VERSION, 'kind': kind})}\n"
         if kind in self._begun:
             return ""
         self._begun.add(kind)

@@ -37,10 +37,6 @@ class RecordSinks:
     def __iter__(self) -> Iterator[RecordSink]:
         return iter(self._sinks)
 
-    def has(self, sink: RecordSink) -> bool:
-        """Whether records go to this sink."""
-        return any(each is sink for each in self._sinks)
-
     @property
     def process(self) -> int:
         """The number of this process in the run; 0 without a sink."""

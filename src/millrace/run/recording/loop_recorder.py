@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, ParamSpec
 
 import keras
@@ -22,6 +22,7 @@ import keras
 from millrace._compat.keras_loops import first_epoch
 from millrace.base.records.loops import EpochRecord, ExecutionSample, LoopRecord, Outcome
 from millrace.base.records.sinks import RecordSinks
+from millrace.base.threads.scoped_value import Notes
 from millrace.compilation.executables.log import CompileLog
 from millrace.programs.feeds.infeed import Infeed
 from millrace.programs.plan import Mode
@@ -34,7 +35,7 @@ P = ParamSpec("P")
 logger = logging.getLogger("millrace")
 
 _SHOWN = 500  # characters of an error
-_failures: list[str] = []  # methods that have failed in this process
+_notes = Notes()  # what this process has said
 
 
 def without_errors(method: Callable[P, None]) -> Callable[P, None]:
@@ -45,8 +46,7 @@ def without_errors(method: Callable[P, None]) -> Callable[P, None]:
         try:
             method(*args, **kwargs)
         except Exception:  # of any kind: training is worth more than its records
-            if not _failures:
-                _failures.append(method.__name__)
+            if _notes.is_new("incomplete"):
                 logger.warning("Records of this run are incomplete.", exc_info=True)
 
     return call
@@ -145,16 +145,10 @@ class LoopWriter:
         elif not epoch and self._history is not None and mode is Mode.TRAIN:
             self._note_epochs(now)  # of a model that Keras's own loop runs
         if self._mode is not mode or self._current is None:
-            self._enter(mode, now)
-
-    def _enter(self, mode: Mode | None, now: float) -> None:
-        """Begins to count executions of another mode, or after a sample."""
-        self._mode = mode
-        self._current = self._counts.get(mode)
-        if self._current is None:
+            self._mode = mode
             name = self.record.mode if mode is None else mode.value
-            counts = ExecutionCounts(name, self._epoch, now)
-            self._current = self._counts[mode] = counts
+            counts = ExecutionCounts(name, self._epoch, pace.seconds_since_1970(now))
+            self._current = self._counts.setdefault(mode, counts)
 
     @without_errors
     def executed(
@@ -245,13 +239,6 @@ class LoopWriter:
         if self._history is not None:
             self._ended_epochs += self._history.ended(pace.seconds_since_1970(now))
 
-    def _write_epochs(self) -> None:
-        epochs, self._ended_epochs = self._ended_epochs, []
-        if epochs and self._written_epochs > pace.EPOCHS:
-            epochs = epochs[-1:]
-        self._written_epochs += len(epochs)
-        self._sinks.add(*epochs)
-
     def _sample(self, now: float) -> None:
         """Writes everything since the last sample."""
         self._due = now + pace.between_samples(now)
@@ -267,21 +254,19 @@ class LoopWriter:
             ExecutionSample(
                 loop=self.record.number,
                 process=self._sinks.process,
-                mode=each.mode,
-                epoch=each.epoch,
-                began=pace.seconds_since_1970(each.began),
-                seconds=each.seconds,
-                executions=each.executions,
-                steps=each.steps,
                 compile_seconds=min(compiled.get(each.mode, 0.0), each.seconds),
                 wait_seconds=sum(feed.wait_seconds for feed in feeds if feed.mode == each.mode),
-                dispatch_seconds=each.dispatch_seconds,
+                **asdict(each),
             )
             for each in counts
         ]
         self._sinks.add(*samples)
         self._sinks.add(*feeds)
-        self._write_epochs()
+        epochs, self._ended_epochs = self._ended_epochs, []
+        if self._written_epochs > pace.EPOCHS:
+            epochs = epochs[-1:]
+        self._written_epochs += len(epochs)
+        self._sinks.add(*epochs)
         self._add_up(samples)
         if now >= self._summary_due or (samples and not self.record.parameters):
             self.write(now)

@@ -62,7 +62,7 @@ def record_call(
         arguments: of the call, as callbacks know them.
     """
     totals, functions = controller.totals, controller.functions
-    if totals.recorders is None or totals.sinks.has(run.directory):
+    if totals.recorders is None or run.directory in totals.sinks:
         return  # the strategy writes there anyway
     if any(isinstance(each, CallRecords) and each.run is run for each in totals.sinks):
         return  # the validation of a fit
@@ -75,8 +75,7 @@ def record_call(
             records.add(compilation)
     writer = functions.recorder
     if writer is None:
-        setup = controller.setup
-        writer = totals.recorders.begin(setup, controller.loop, mode, arguments)
+        writer = totals.recorders.begin(controller.setup, controller.loop, mode, arguments)
         functions.recorder = writer
     else:
         loops.add(writer.record.number)

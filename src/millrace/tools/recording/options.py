@@ -1,20 +1,13 @@
 """A model and its options, as a loop record shows them."""
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import jax
 
 from millrace.base.options import TABLE, Options
 from millrace.run.fit.setup import Setup
 
 _ARGUMENTS = ("batch_size", "epochs", "validation_batch_size", "steps_per_epoch", "shuffle")
-
-
-def device_names(devices: Iterable[jax.Device]) -> tuple[str, ...]:
-    """Returns the names of devices, as memory reports have them."""
-    return tuple(map(str, devices))
 
 
 def options_in_force(setup: Setup, arguments: Mapping[str, Any]) -> dict[str, str]:
