@@ -14,7 +14,10 @@ def run_state(run: RunRecords) -> RunState:
     """Returns "ended" once all processes of this host are gone, and "unknown" without any."""
     last = {each.process: each for each in run.processes}  # a run may be started again
     states = {_process_state(each) for each in last.values()}
-    return next((each for each in ("running", "unknown", "ended") if each in states), "unknown")
+    for state in ("running", "unknown"):
+        if state in states:
+            return state
+    return "ended" if states else "unknown"
 
 
 def outcome_of(run: RunRecords, loop: LoopRecord) -> str:
