@@ -12,7 +12,7 @@
       planning/             one plan for everything that decides how an update runs
       memory_report/        what training will need, and what to change where it does not fit
       operations/           FLOPs, bytes and times of compiled programs, layer by layer
-      recording/ reports/   the records of a run, and the page made of them
+      recording/ reports/   the run that keeps records, and the page made of them
       benchmark/            how fast data comes
       cli/                  the command `millrace`
     run/            what runs executables
@@ -23,7 +23,7 @@
       schedules/            the order of a pipeline's tasks
       compiled_loop/        a model in one piece: one program of many steps, and its runner
       processes/            who else runs, what all must agree on, how they fail together
-      timing/               when devices ran what they were told to run
+      timing/ recording/    when devices ran what they were told to run; the records of a loop
     compilation/    from a program to an executable
       finder.py             the one way: loaded, shared, read from disk, or compiled
       executables/          programs -> executables, logged and shared

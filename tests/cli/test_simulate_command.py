@@ -125,7 +125,7 @@ def trace(update, slow=1.0, schedule="1f1b"):
 
 @pytest.fixture
 def measured(tmp_path):
-    RunDirectory(tmp_path).add_all([trace(0, slow=5.0), trace(1), trace(2)])
+    RunDirectory(tmp_path).add(trace(0, slow=5.0), trace(1), trace(2))
     return tmp_path
 
 
@@ -193,7 +193,7 @@ def test_the_device_groups_of_a_looped_run(tmp_path):
     ],
 )  # fmt: skip
 def test_a_run_without_costs_is_refused(tmp_path, traces, message):
-    RunDirectory(tmp_path).add_all(traces)
+    RunDirectory(tmp_path).add(*traces)
     result = run("--costs", str(tmp_path), size=[])
     assert result.exit_code == 2
     assert message in result.stderr

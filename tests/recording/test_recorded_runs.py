@@ -332,7 +332,7 @@ def test_a_variable_that_names_no_directory(tmp_path, monkeypatch):
 
 
 def test_short_loops_beyond_some_hundred_share_a_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(millrace.tools.recording.pace, "MANY", 0)
+    monkeypatch.setattr(millrace.run.recording.pace, "MANY", 0)
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
     for _ in range(6):
         model.predict(X, verbose=0)

@@ -74,7 +74,7 @@ def test_what_cannot_be_shown(tmp_path, kind, record, reason):
     with pytest.raises(ValueError, match=reason):
         check_record(record)
     if kind != "compile_log":  # whose reader refuses the file
-        RunDirectory(tmp_path).add_all([record, record])
+        RunDirectory(tmp_path).add(record, record)
         run = load(tmp_path)
         assert dict(run.damaged) == {f"{kind}.jsonl": 2}
 

@@ -66,7 +66,7 @@ def lines(tmp_path_factory):
     """The lines of the files of a run with records of all kinds."""
     directory = RunDirectory(tmp_path_factory.mktemp("valid"))
     for records in all_records().values():
-        directory.add_all(records)
+        directory.add(*records)
     return {kind: (directory.path / f"{kind}.jsonl").read_bytes() for kind in KINDS}
 
 

@@ -31,7 +31,11 @@ from millrace.run.pipelines.assignment.lists import AnyAssignment
 from millrace.run.precompile.described_batch import BatchDescription
 
 class Attached(keras.Model):
-    """{attached.Attached.__doc__}"""
+    """{attached.Attached.__doc__}
+
+    An argument of a setter that is left out, or None, keeps the value in force. `help()` of a
+    method names its errors, too.
+    """
 '''
 
 
@@ -75,9 +79,9 @@ def docstring(method) -> str:
     text = re.sub(
         r"\n +(controller: of the model whose|\*\*unknown: refused,) .*", "", method.__doc__
     )
-    text = re.sub(r"\n {12,}", " ", text).rstrip()  # what is wrapped below the line of an argument
-    text = text.replace("\n\n    An argument left", "\n    An argument left")
-    text = text.replace("\n\n    Another argument left", "\n    Another argument left")
+    text = re.sub(r"\n {12,}", " ", text)  # what is wrapped below the line of an argument
+    # What all of them say is said once, above.
+    text = re.sub(r"\n\n    (Raises:|An(other)? argument left)(.|\n)*", "", text).rstrip()
     lines = [f"    {line}" if line else "" for line in text.split("\n")]
     text = "\n".join(lines).lstrip()
     return text + "\n        " if "\n" in text else text

@@ -19,7 +19,7 @@ import pathlib
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,12 +114,8 @@ class ProgramReports:
             except (OSError, OptionError) as error:
                 self._fail(report, error)
 
-    def add(self, record: object) -> None:
-        """Takes a record of one of `KINDS`; those of compilations come by `compiled`."""
-        self.add_all([record])
-
-    def add_all(self, records: Sequence[object]) -> None:
-        """Takes records of the same kind."""
+    def add(self, *records: object) -> None:
+        """Takes records of one of `KINDS`; those of compilations come by `compiled`."""
         with self._lock:
             for record in records:
                 if isinstance(record, LoopRecord):
@@ -219,7 +215,7 @@ def read_engine_options() -> None:
         if not _taker:
             _taker.append(ProgramReports())
         for sinks in list(_sinks):
-            if not sinks.has(_taker[0]):
+            if _taker[0] not in sinks:
                 sinks.put_in(_taker[0])
 
 

@@ -34,16 +34,16 @@ _NANS, _INFS = STATISTICS.index("nans"), STATISTICS.index("infs")
 class NonFiniteTensor:
     """A tensor of an update with NaNs or infinities."""
 
-    micro_batch: int | None  # None if it is of the update as a whole
-    tensor: Tensor
-    nans: int  # elements
-    infs: int
+    micro_batch: int | None = None  # None if it is of the update as a whole
+    tensor: Tensor | None = None  # None if there is none
+    nans: int = 0  # elements
+    infs: int = 0
 
 
 def first_non_finite(
     model: keras.Model, batches: Sequence[ArrayTree], accumulation: Accumulation, device: jax.Device
-) -> NonFiniteTensor | None:
-    """Returns the first tensor with a NaN or an infinity in an update of a model; None without one.
+) -> NonFiniteTensor:
+    """Returns the first tensor with a NaN or an infinity in an update of a model, if there is one.
 
     The model keeps its values: the update is computed from copies, and its result is discarded.
 
@@ -56,7 +56,7 @@ def first_non_finite(
     for micro_batch, tensor, row in _in_order(_run(model, batches, accumulation, device)):
         if is_non_finite(row):
             return NonFiniteTensor(micro_batch, tensor, int(row[_NANS]), int(row[_INFS]))
-    return None
+    return NonFiniteTensor()
 
 
 def is_non_finite(row: np.ndarray) -> bool:

@@ -175,20 +175,18 @@ class NaNWatch(keras.callbacks.Callback):
         self._note()
         self._print()
 
-    def _first_non_finite(self, halted: Halted) -> NonFiniteTensor | None:
+    def _first_non_finite(self, halted: Halted) -> NonFiniteTensor:
         accumulation = self._controller.setup.accumulation
         device = self._controller.setup.groups[0].devices[0]
         try:
             return first_non_finite(self._fitted, halted.batches, accumulation, device)
         except Exception:  # for example of a model that needs all its devices
             logger.warning("The update could not be run again on one device.", exc_info=True)
-            return None
+            return NonFiniteTensor()
 
-    def _record(self, halted: Halted, first: NonFiniteTensor | None) -> FlightRecord:
-        tensor = None if first is None else first.tensor
-        micro_batch = None if first is None else first.micro_batch
+    def _record(self, halted: Halted, first: NonFiniteTensor) -> FlightRecord:
         assignment = self._controller.setup.stages.assignment()
-        if tensor is not None and assignment is not None:
+        if (tensor := first.tensor) is not None and assignment is not None:
             last = assignment.num_stages - 1
             stage = last if tensor == LOSS else _stage_of(tensor, assignment)
             tensor = replace(tensor, stage=stage)
@@ -198,14 +196,14 @@ class NaNWatch(keras.callbacks.Callback):
             epoch=self._epoch,
             step=step,
             update=self._updates - 1,
-            micro_batch=micro_batch,
+            micro_batch=first.micro_batch,
             tensor=tensor,
-            nans=0 if first is None else first.nans,
-            infs=0 if first is None else first.infs,
+            nans=first.nans,
+            infs=first.infs,
             stages=1 if assignment is None else assignment.num_stages,
             micro_batches=len(halted.batches),
             versions={"jax": jax.__version__, "keras": keras.__version__},
-            batch=step - self._epoch_begin + (micro_batch or 0),
+            batch=step - self._epoch_begin + (first.micro_batch or 0),
             data=non_finite_data(halted.batches),
         )
 

@@ -64,7 +64,6 @@ class OutfeedCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Prints statistics of the values that the epoch enqueued."""
-        del logs
         print(f"\n{self.name}")
         if not self._queue.enqueued:
             print("No data enqueued")

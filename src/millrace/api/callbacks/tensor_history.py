@@ -108,25 +108,15 @@ class TensorHistory:
         Rows are in the order of the computation: tensor by tensor, micro-batch by micro-batch,
         and those of an update after those of its last micro-batch.
         """
-        columns_of_entries = [_columns_of(entries) for entries in self._entries]
-        columns = {
-            name: np.concatenate([empty, *(some[name] for some in columns_of_entries)])
-            for name, empty in _EMPTY.items()
-        }
+        parts = [_columns_of(each) for each in (_NOTHING, *self._entries)]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         # Within a block the entries of micro-batches precede those of updates.
-        is_update = np.concatenate(
-            [np.zeros(0, bool), *(np.full(e.rows, e.of_updates) for e in self._entries)]
-        )
-        order = np.argsort(2 * columns["step"] + is_update, kind="stable")
+        order = np.argsort(2 * columns["step"] + columns.pop("of_updates"), kind="stable")
         return {name: column[order] for name, column in columns.items()}
 
 
-_EMPTY: dict[str, np.ndarray] = {
-    **{name: np.zeros(0, np.int64) for name in ("epoch", "step", "update")},
-    **{name: np.zeros(0, object) for name in ("kind", "name")},
-    "stage": np.zeros(0, np.int64),
-    **{name: np.zeros(0, np.int64 if name in COUNTS else np.float32) for name in STATISTICS},
-}
+_NO_VALUES = np.zeros((0, 0, len(STATISTICS)), np.float32)
+_NOTHING = Entries(Epoch(0, 1), False, np.zeros(0, np.int64), (), _NO_VALUES)
 
 
 def _columns_of(entries: Entries) -> dict[str, np.ndarray]:
@@ -139,6 +129,7 @@ def _columns_of(entries: Entries) -> dict[str, np.ndarray]:
         return np.tile(np.array(values, dtype), len(entries.numbers))
 
     columns = {
+        "of_updates": np.full(entries.rows, entries.of_updates),
         "epoch": np.full(entries.rows, entries.epoch.number),
         "step": of_entries(entries.steps),
         "update": of_entries(entries.updates),

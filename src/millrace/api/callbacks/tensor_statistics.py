@@ -183,7 +183,7 @@ class TensorStatistics(keras.callbacks.Callback):
         self._controller.watchers.outfeed.flush()
         self._end_epoch()
         if (records := self._controller.totals.records) is not None:
-            records.add_all(self._recorded.series(self._controller.model.name, epoch + 1))
+            records.add(*self._recorded.series(self._controller.model.name, epoch + 1))
         self._warn_of_unseen(self._controller.model)
 
     def _end_epoch(self) -> None:

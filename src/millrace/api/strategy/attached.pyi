@@ -14,7 +14,11 @@ from millrace.run.pipelines.assignment.lists import AnyAssignment
 from millrace.run.precompile.described_batch import BatchDescription
 
 class Attached(keras.Model):
-    """An attached model: a `keras.Model`, of any class, with the methods that attachment adds."""
+    """An attached model: a `keras.Model`, of any class, with the methods that attachment adds.
+
+    An argument of a setter that is left out, or None, keeps the value in force. `help()` of a
+    method names its errors, too.
+    """
 
     def set_gradient_accumulation_options(
         self,
@@ -37,10 +41,6 @@ class Attached(keras.Model):
             synchronized_batch_statistics: True normalizes in `BatchNormalization` by the mean and variance of all micro-batches and replicas of an update, as one big batch does, and takes the memory of one: micro-batches are computed together (docs/gradient_accumulation.md). Default: `False`.
             offload_weight_update_variables: True keeps the optimizer's values in host memory between updates. Default: `"auto"`: where the device has such memory, for a pipeline or an update of several steps.
             offload_gradient_accumulation_buffers: True keeps accumulated gradients there between micro-batches. Default: `"auto"`: with `batch_serialization_iterations`, where the device has such memory.
-        An argument left out, or None, keeps the value in force.
-
-        Raises:
-            OptionError: for an invalid value, an unknown option, or offloading on a device without host memory.
         """
 
     def set_infeed_queue_options(self, *, prefetch_depth: int | None = None, max_block_bytes: int | None = None, max_resident_bytes: int | None = None, max_wait_seconds: float | Literal["auto"] | None = None) -> None:
@@ -51,10 +51,6 @@ class Attached(keras.Model):
             max_block_bytes: bytes of one block of stacked batches, on one device. An execution of more steps than fit runs from several blocks. Default: 32 MiB.
             max_resident_bytes: arrays of at most this many bytes in all stay on the device and are shuffled there; 0 keeps none. Default: 256 MiB.
             max_wait_seconds: longest wait for one batch of the data set; then a `DataError` shows the line where the data set hangs. Default: `"auto"`: no limit, and a warning after 60 seconds.
-        An argument left out, or None, keeps the value in force.
-
-        Raises:
-            OptionError: for an invalid value, or an unknown option.
         """
 
     def set_asynchronous_callbacks(self, asynchronous: bool | None = None, *, stop_within: int | Literal["auto"] | None = None) -> None:
@@ -66,10 +62,6 @@ class Attached(keras.Model):
         Args:
             asynchronous: True calls `on_train_batch_end` and the like once per step, in order, while later steps of the execution run. A callback that reads weights then waits for the execution. False ends `stop_within`. Default: `False`.
             stop_within: steps after which `fit` has stopped, at most, once a callback sets `model.stop_training`; whole updates. 1 stops with the state of that very step. Longer executions run in pieces of this many steps. Default: `"auto"`: after the execution.
-        An argument left out, or None, keeps the value in force.
-
-        Raises:
-            OptionError: for an invalid value, or `stop_within` without callbacks for every step.
         """
 
     def set_replication_options(
@@ -93,10 +85,6 @@ class Attached(keras.Model):
             replicated_weight_sharding: True keeps an equal part of the weights there, too, and gathers them where the micro-batches of an update need them: ZeRO-3. Default: `False`.
             offload_weight_update_variables: True keeps the optimizer's values in host memory between updates. Default: `"auto"`: where the device has such memory, for a pipeline or an update of several steps.
             offload_weights: True keeps each replica's part of weights that replicas share out there while no micro-batch needs them. Default: `"auto"`: off.
-        An argument left out, or None, keeps the value in force.
-
-        Raises:
-            OptionError: for an invalid value, an unknown option, or offloading on devices without host memory, or of weights that are not shared out.
         """
 
     def set_recomputation_options(self, *, mode: Literal["none", "auto", "recompute_then_backpropagate", "recompute_and_backpropagate_interleaved"] | RecomputationMode | None = "auto", budget: int | float | str | None = None) -> None:
@@ -109,10 +97,6 @@ class Attached(keras.Model):
         Args:
             mode: `"none"` computes nothing again. `"recompute_and_backpropagate_interleaved"` computes again, segment by segment, the values between two `RecomputationCheckpoint` layers. `"recompute_then_backpropagate"` computes a pipeline stage again as a whole. `"auto"` is the former for a model in one piece and for the schedule `"sequential"`, and the latter for all others. It ends a budget. A model has `"none"` until this is called; left out here, it is `"auto"`.
             budget: the peak that training may reach on a device: bytes, a text such as `"1.5GB"`, or a share above 0 and up to 1 of what training takes without recomputation. millrace then chooses what is kept, for the fewest additional FLOPs. A `mode` ends it. Default: none.
-        Another argument left out, or None, keeps the value in force.
-
-        Raises:
-            OptionError: for an invalid value, an unknown option, or a mode and a budget in one call.
         """
 
     def set_pipelining_options(
@@ -154,12 +138,6 @@ class Attached(keras.Model):
             offload_activations: True keeps activations there until their backward. Default: `"auto"`: with `batch_serialization_iterations`, where the device has such memory.
             offload_gradient_accumulation_buffers: True keeps accumulated gradients there between micro-batches. Default: `"auto"`: with `batch_serialization_iterations`, where the device has such memory.
             offload_weights: True keeps each replica's part of weights that replicas share out there while no micro-batch needs them. Default: `"auto"`: off.
-        An argument left out, or None, keeps the value in force.
-
-        Raises:
-            OptionError: for an invalid value, an unknown option, or offloading on devices without host memory.
-            ScheduleError: for an unknown schedule.
-            UnsupportedError: for `batch_serialization_iterations` on several devices, or in another schedule than `"sequential"`.
         """
 
     def precompile(self, batch_spec: BatchDescription, *, steps_per_epoch: int | None = None) -> None:
@@ -172,11 +150,6 @@ class Attached(keras.Model):
         Args:
             batch_spec: one micro-batch as `fit` sees it, `(x, y)` or `(x, y, sample_weight)`, of arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. The values do not matter. For x alone only predict is compiled.
             steps_per_epoch: batches in an epoch, which is the most that a block of arrays that stay on the device holds; None cuts them into blocks of one execution.
-
-        Raises:
-            OptionError: for any other batch, or an unknown option.
-            NotCompiledError: if there are targets, and the model is not compiled.
-            PlanError: if options and stages do not fit together, as in `fit`.
         """
 
     def set_pipeline_stage_assignment(self, assignment: Literal["auto"] | list[int] | list[AnyAssignment], *, num_stages: int | None = None, batch_spec: BatchDescription | None = None) -> None:
@@ -186,19 +159,12 @@ class Attached(keras.Model):
             assignment: for a Sequential a list of whole numbers, one for each layer; for any model the list of `get_pipeline_stage_assignment`, with stages set. `"auto"` balances the FLOPs of the calls over `num_stages`: at once where `keras.Input` declares all lengths but the rows, otherwise for the first batch of `fit`.
             num_stages: of `"auto"`.
             batch_spec: of `"auto"`: a batch for which it balances the FLOPs at once, as of `precompile`.
-
-        Raises:
-            OptionError: if the list does not fit the model, has gaps, or flows backwards.
-            ModelError: if the model is not built, and it is a subclassed model with a list, or `batch_spec` is given.
         """
 
     def get_pipeline_stage_assignment(self) -> list[AnyAssignment]:
         """Returns an object for each layer call, in execution order, with its stage or None.
 
         Set `pipeline_stage` of the objects, and give the list to `set_pipeline_stage_assignment`.
-
-        Raises:
-            ModelError: if it is a subclassed model that is not built.
         """
 
     def reset_pipeline_stage_assignment(self) -> None:
@@ -212,7 +178,4 @@ class Attached(keras.Model):
         Args:
             line_length: characters of a line.
             print_fn: called with each line; None is `print`.
-
-        Raises:
-            OptionError: if `line_length` is no number, or `print_fn` no function.
         """

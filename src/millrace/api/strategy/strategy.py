@@ -42,7 +42,7 @@ from millrace.tools.recording.functions import (
 from millrace.tools.recording.operation_trace import OperationTrace, traced_executions
 from millrace.tools.recording.programs import ProgramRecorder
 from millrace.tools.recording.recorders import StrategyRecorders
-from millrace.tools.recording.run import run_of
+from millrace.tools.recording.run import open_run, run_of_environment
 from millrace.tools.reports.summary import Run, load
 
 T = TypeVar("T")
@@ -93,16 +93,17 @@ class Strategy:
         self._use(find_devices(devices))
         use_cache(cache_dir)
         show_phases()
-        named = None if report_dir is None else directory_path("report_dir", report_dir)
-        run = run_of(named)
+        if report_dir is None:
+            run = run_of_environment()
+        else:
+            run = open_run(directory_path("report_dir", report_dir))
         limit = None if memory is None else memory_of(self.devices, memory)
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
         self._totals = Totals(CompileLog(policy, sinks), sinks, limit)
         programs = ProgramRecorder(sinks)
         self._totals.compile_log.observers.append(programs)
         if run is not None and (executions := traced_executions()):
-            trace = OperationTrace(programs, run.directory, executions)
-            self._totals.operation_trace = trace
+            self._totals.operation_trace = OperationTrace(programs, run.directory, executions)
         self._totals.recorders = StrategyRecorders(self._totals, run)
         self._functions = FunctionRecorder(self._totals, run, self.devices)
         self._run = run

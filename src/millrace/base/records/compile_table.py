@@ -54,14 +54,11 @@ def _table(records: NumberedRecords, is_wide: bool) -> Table:
     for number, record in records:
         began = time.strftime("%H:%M:%S", time.localtime(record.began))
         style = "yellow" if record.is_recompilation else None
-        cells = [str(number), *((began,) if is_wide else ()), *map(Text, _texts(record))]
+        how = record.origin.value if record.is_executable else f"switch x{record.count}"
+        texts = map(printable, (record.program, record.model, record.batch, how))
+        cells = [str(number), *((began,) if is_wide else ()), *map(Text, texts)]
         table.add_row(*cells, *_costs(record, is_wide, has_code), style=style)
     return table
-
-
-def _texts(record: CompileRecord) -> tuple[str, ...]:
-    how = record.origin.value if record.is_executable else f"switch x{record.count}"
-    return tuple(map(printable, (record.program, record.model, record.batch, how)))
 
 
 def _costs(record: CompileRecord, is_wide: bool, has_code: bool) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ import logging
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
 from typing import IO
 
 from millrace.base.records.codec import encode
@@ -57,11 +56,6 @@ _KIND_OF = {kind: name for name, kind in KINDS.items()}
 logger = logging.getLogger("millrace")
 
 
-def header(kind: str) -> dict[str, object]:
-    """Returns the first line of a file of records."""
-    return {"format": FORMAT, "version": VERSION, "kind": kind}
-
-
 class RunDirectory:
     """Writes records into a directory, at the end of existing files."""
 
@@ -83,16 +77,12 @@ class RunDirectory:
         self._has_failed = False  # said once, and nothing is written any more
         self._begun: set[str] = set()  # kinds whose files were whole when this process came to them
 
-    def add(self, record: object) -> None:
-        """Writes a record of one of `KINDS` at the end of its file.
+    def add(self, *records: object) -> None:
+        """Writes records of one of `KINDS` at the end of their file.
 
         A directory that can no longer be written to, such as one on a full disk, is reported once
         to the log, and does not end the training.
         """
-        self.add_all([record])
-
-    def add_all(self, records: Sequence[object]) -> None:
-        """Writes records of the same kind at the end of their file; see `add`."""
         if not records or self._has_failed:
             return
         try:
@@ -124,7 +114,7 @@ class RunDirectory:
     def _before(self, file: IO[bytes], kind: str) -> str:
         """Returns what must come before a record: the header, or the end of a broken line."""
         if not file.tell():
-            return f"{json.dumps(header(kind))}\n"
+            return f"{json.dumps({'format': FORMAT, 'version': VERSION, 'kind': kind})}\n"
         if kind in self._begun:
             return ""
         self._begun.add(kind)

@@ -63,9 +63,7 @@ class FlightRecord:
 
     def of_data(self) -> list[str]:
         """Describes the data of the update that is not finite, a line per argument and batch."""
-        first = None
-        if self.batch is not None:
-            first = self.batch - (self.micro_batch or 0)
+        first = None if self.batch is None else self.batch - (self.micro_batch or 0)
         return [
             "The data is not finite: in "
             + (f"batch {first + one.micro_batch}, " if first is not None else "")

@@ -49,8 +49,7 @@ class StageMemory:
     @property
     def sizes(self) -> tuple[int, ...]:
         """All of them, in order."""
-        _, *sizes = astuple(self)
-        return tuple(sizes)
+        return astuple(self)[1:]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

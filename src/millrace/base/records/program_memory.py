@@ -120,8 +120,12 @@ class ProgramMemory(TableRecord):
         """
         if not self.curve:
             return ""
-        peak, legend = self.peak.bytes, self._legend()
+        peak = self.peak.bytes
         letters = [_LETTERS.get(area.role, "?") for area in self.areas]
+        legend = [
+            f"{letter} {area.role} {bytes_text(area.curve[self.point])} at the peak"
+            for letter, area in zip(letters, self.areas, strict=True)
+        ][::-1]
         stacks = self._stacks(width)
         lines: list[str] = []
         for row in range(height):
@@ -148,12 +152,4 @@ class ProgramMemory(TableRecord):
         ]
         return [
             list(itertools.accumulate(area.curve[point] for area in self.areas)) for point in points
-        ]
-
-    def _legend(self) -> list[str]:
-        """Returns the letter, the role and the bytes of each area, from the top one on."""
-        return [
-            f"{_LETTERS.get(area.role, '?')} {area.role} "
-            f"{bytes_text(area.curve[self.point])} at the peak"
-            for area in reversed(self.areas)
         ]

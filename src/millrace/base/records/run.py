@@ -8,6 +8,7 @@ run.memory["train"].peak.tensors[0].layer
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 
 from millrace.base.records.codec import decode, short_text
@@ -104,12 +105,15 @@ def load(directory: str | pathlib.Path) -> RunRecords:
     path = run_path(directory)
     damaged: dict[str, int] = {}
     read: dict[str, Any] = {kind: tuple(_read_kind(path, kind, damaged)) for kind in KINDS}
+    processes = _last(read["processes"], "process", "host", "pid", "began")
+    loops = _last(read["loops"], "process", "number", "began")
     put_together: dict[str, Any] = {
-        "processes": _last_of_process(read["processes"]),
-        "loops": _last_of_each(read["loops"]),
+        "processes": sorted(processes, key=attrgetter("process", "began")),
+        "loops": sorted(loops, key=attrgetter("began")),
         "compilations": read_compile_log(path) if read.pop(COMPILE_LOG) else (),
         "memory_profiles": read.pop("memory"),
-        "operations": _last_counts(read["operations"]),
+        # Records of operations with times come after those without.
+        "operations": _last(read["operations"], "model", "program", "stage", "key"),
         "traces": update_traces(read["traces"]),
     }
     records = {name: RecordRows(each) for name, each in (read | put_together).items()}
@@ -155,13 +159,16 @@ def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[A
     for file in _files_of(path, kind):
         for _, values in _lines(file, kind, damaged):
             try:
-                record = decode(cast(type[object], KINDS[kind]), values)
-                check_record(record)
+                records.append(_record(kind, values))
             except ValueError:
                 damaged[file.name] = damaged.get(file.name, 0) + 1
-            else:
-                records.append(record)
     return records
+
+
+def _record(kind: str, values: object) -> Any:
+    record = decode(cast(type[object], KINDS[kind]), values)
+    check_record(record)
+    return record
 
 
 def _lines(
@@ -212,20 +219,9 @@ def last_loop(directory: pathlib.Path, process: int) -> int:
     return max(numbers, default=-1)
 
 
-def _last_of_each(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
-    last = {(each.process, each.number, each.began): each for each in loops}
-    return tuple(sorted(last.values(), key=lambda each: each.began))
-
-
-def _last_of_process(processes: Iterable[ProcessRecord]) -> tuple[ProcessRecord, ...]:
-    last = {(each.process, each.host, each.pid, each.began): each for each in processes}
-    return tuple(sorted(last.values(), key=lambda each: (each.process, each.began)))
-
-
-def _last_counts(programs: Iterable[ProgramOperations]) -> tuple[ProgramOperations, ...]:
-    """Returns the last record of each program: those with times come after those without."""
-    last = {(each.model, each.program, each.stage, each.key): each for each in programs}
-    return tuple(last.values())
+def _last(records: Iterable[Any], *names: str) -> list[Any]:
+    """Returns the last of those records that are equal in some fields."""
+    return list({attrgetter(*names)(each): each for each in records}.values())
 
 
 def read_compile_log(path: str | pathlib.Path) -> CompileRecords:
@@ -260,8 +256,7 @@ def _compile_records(file: pathlib.Path) -> list[CompileRecord]:
         raise _no_log(file, 1)
     for number, values in _lines(file, COMPILE_LOG, {}):
         try:
-            record = decode(CompileRecord, cast(object, values))
-            check_record(record)
+            record = _record(COMPILE_LOG, values)
         except ValueError as error:
             raise _no_log(file, number) from error
         key = (record.cause, record.began) if not record.is_executable else number

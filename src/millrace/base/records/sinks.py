@@ -2,7 +2,7 @@
 
 import pathlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -19,12 +19,8 @@ class RecordSink(Protocol):
         """The directory of the run; None if it is not one of a run."""
         ...
 
-    def add(self, record: object) -> None:
-        """Takes a record of one of `millrace.base.records.directory.KINDS`."""
-        ...
-
-    def add_all(self, records: Sequence[object]) -> None:
-        """Takes records of the same kind."""
+    def add(self, *records: object) -> None:
+        """Takes records of one of `millrace.base.records.directory.KINDS`."""
         ...
 
 
@@ -41,10 +37,6 @@ class RecordSinks:
     def __iter__(self) -> Iterator[RecordSink]:
         return iter(self._sinks)
 
-    def has(self, sink: RecordSink) -> bool:
-        """Whether records go to this sink."""
-        return any(each is sink for each in self._sinks)
-
     @property
     def process(self) -> int:
         """The number of this process in the run; 0 without a sink."""
@@ -55,15 +47,10 @@ class RecordSinks:
         """The directory of the run, of several the first; None without one."""
         return next((each.path for each in self._sinks if each.path is not None), None)
 
-    def add(self, record: object) -> None:
-        """Hands a record to all sinks."""
-        for sink in self._sinks:
-            sink.add(record)
-
-    def add_all(self, records: Sequence[object]) -> None:
+    def add(self, *records: object) -> None:
         """Hands records of the same kind to all sinks."""
         for sink in self._sinks:
-            sink.add_all(records)
+            sink.add(*records)
 
     def put_in(self, sink: RecordSink) -> None:
         """Hands records to this sink, too, from now on."""

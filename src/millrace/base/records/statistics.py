@@ -1,7 +1,7 @@
 """Counts and times of a strategy so far."""
 
 import operator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -38,8 +38,7 @@ class FeedStatistics:
 
 def _added(statistics: FeedStatistics) -> tuple[Any, ...]:
     """Returns the fields that are added up."""
-    values = [getattr(statistics, each.name) for each in fields(statistics)]
-    return tuple(values[:-1])
+    return astuple(statistics)[:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ One forward leaves one activation set on its device group, for the backward of t
 Counted over time, these sets are the memory that a pipeline needs besides its weights.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,18 +101,12 @@ class Timeline(TableRecord):
     @property
     def in_flight(self) -> tuple[int, ...]:
         """For each stage the most activation sets that it held at one time."""
-        held: dict[int, list[tuple[float, float]]] = {}
-        for stage, _, times in self._held():
-            held.setdefault(stage, []).append(times)
-        return tuple(_peak(held.get(number, ())) for number in range(self.num_stages))
+        return self._most_held(self.num_stages, lambda span: span.stage)
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
         """For each device group the most activation sets that its stages held at one time."""
-        held: dict[int, list[tuple[float, float]]] = {}
-        for _, group, times in self._held():
-            held.setdefault(group, []).append(times)
-        return tuple(_peak(held.get(number, ())) for number in range(self.num_groups))
+        return self._most_held(self.num_groups, lambda span: span.group)
 
     def drawn(self, width: int = 100) -> str:
         """Draws the tasks to scale, each at least one column wide.
@@ -156,15 +150,17 @@ class Timeline(TableRecord):
         console.print(self.painted(console.width), soft_wrap=True)
         console.print(f"bubble {self.bubble:.1%} of {self.end:.4g}")
 
-    def _held(self) -> list[tuple[int, int, tuple[float, float]]]:
-        """Stage, group and time of each set: from its first task to its last, which is B or W."""
-        sets: dict[tuple[int, int], tuple[int, int, tuple[float, float]]] = {}
+    def _most_held(self, number: int, owner: Callable[[Span], int]) -> tuple[int, ...]:
+        """Counts sets by owner. Each is held from its first task to its last, which is B or W."""
+        sets: dict[tuple[int, int], tuple[int, float, float]] = {}
         for span in self.spans:
             key = span.stage, span.micro_batch
-            _, _, (start, end) = sets.get(key, (0, 0, (span.start, span.end)))
-            times = min(start, span.start), max(end, span.end)
-            sets[key] = span.stage, span.group, times
-        return list(sets.values())
+            _, start, end = sets.get(key, (0, span.start, span.end))
+            sets[key] = owner(span), min(start, span.start), max(end, span.end)
+        held: dict[int, list[tuple[float, float]]] = {}
+        for which, *times in sets.values():
+            held.setdefault(which, []).append((times[0], times[1]))
+        return tuple(_peak(held.get(each, ())) for each in range(number))
 
 
 def in_colors(drawing: str) -> Text:

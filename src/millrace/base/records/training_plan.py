@@ -107,17 +107,14 @@ class UpdatePlan(TableRecord):
             yield f"model.set_recomputation_options(budget={self.budget})"
         elif self.recomputation != "none":
             yield f"model.set_recomputation_options(mode={self.recomputation!r})"
-        replication = [
-            f"{name}=True"
-            for name, is_set in (
-                ("replicated_optimizer_state_sharding", self.shard_optimizer_state),
-                ("replicated_weight_sharding", self.shard_weights),
-                ("offload_weight_update_variables", self.offload_optimizer_state),
-            )
-            if is_set
-        ]
-        if replication:
-            yield f"model.set_replication_options({', '.join(replication)})"
+        replication = {
+            "replicated_optimizer_state_sharding": self.shard_optimizer_state,
+            "replicated_weight_sharding": self.shard_weights,
+            "offload_weight_update_variables": self.offload_optimizer_state,
+        }
+        if any(replication.values()):
+            arguments = ", ".join(f"{name}=True" for name, is_set in replication.items() if is_set)
+            yield f"model.set_replication_options({arguments})"
         feed = [
             f"{name}={value}"
             for name in ("max_block_bytes", "max_resident_bytes")

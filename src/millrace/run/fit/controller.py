@@ -33,11 +33,11 @@ from millrace.run.fit.model_functions import LoopFunctions
 from millrace.run.fit.multi_process import Agreement
 from millrace.run.fit.offloading import bring_back
 from millrace.run.fit.pipelined_model import StageAssignment
-from millrace.run.fit.recorders import LoopRecorder
 from millrace.run.fit.setup import Rules, Setup
 from millrace.run.fit.totals import Totals, next_loop
 from millrace.run.fit.uncompiled import check_watched
 from millrace.run.fit.watchers import Watchers
+from millrace.run.recording.loop_recorder import LoopWriter
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 ATTRIBUTE = "_millrace"  # of a model: its controller
@@ -226,7 +226,7 @@ class Controller:
             yield
 
     @contextmanager
-    def _writing(self, recorder: LoopRecorder | None) -> Iterator[None]:
+    def _writing(self, recorder: LoopWriter | None) -> Iterator[None]:
         """Gives the functions a recorder, and ends it, or that of a `Report` which began since."""
         self.functions.recorder, failure = recorder, None
         try:

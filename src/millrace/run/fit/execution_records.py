@@ -1,6 +1,6 @@
 """Records of the executions of one function of a model, where a run keeps records.
 
-times         LoopRecorder             run/fit/recorders.py
+times         LoopWriter               run/recording/loop_recorder.py
 tasks         Tracer                   run/timing/tracer.py       chosen updates
 operations    ExecutionTracer          run/fit/totals.py          chosen executions, if asked for
 """

@@ -16,8 +16,8 @@ from millrace.compilation.explain.key import ObjectNumbers
 from millrace.programs.plan import BatchSpec, Mode
 from millrace.programs.taps.entries import CallResult
 from millrace.run.compiled_loop.protocol import BlockSpan, Halted, Runner
-from millrace.run.fit.recorders import LoopRecorder
 from millrace.run.fit.totals import next_number
+from millrace.run.recording.loop_recorder import LoopWriter
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class LoopFunctions:
         self.compiled: dict[Mode, KeptFunction] = {}
         self.uncompiled: dict[Mode, UncompiledFunction] = {}
         self.running: KeptFunction | None = None  # whose state Keras keeps
-        self.recorder: LoopRecorder | None = None  # of the running loop, if it is recorded
+        self.recorder: LoopWriter | None = None  # of the running loop, if it is recorded
 
     @property
     def identity(self) -> ObjectNumbers:

@@ -90,8 +90,7 @@ def layouts(
         only_one_piece: whether pipelines are left out.
     """
     number, model = len(setup.devices), setup.model
-    own = setup.stages.assignment()
-    own = None if setup.stages.is_open else own
+    own = None if setup.stages.is_open else setup.stages.assignment()
     if own is None or own.stages is not None:  # scopes in `call` cannot be left out
         one_piece = StageAssignment(model)
         one_piece.reset()

@@ -118,15 +118,10 @@ def _settings(code: str) -> str:
 
 
 def _has_default_options(controller: Controller) -> bool:
-    options, default = controller.setup.options, Options()
-    return (
-        options.accumulation == default.accumulation
-        and options.pipelining == default.pipelining
-        and options.replication == default.replication
-        and options.recomputation == default.recomputation
-        and options.offload == default.offload
-        and controller.setup.stages.assignment() is None
-    )
+    options, default, stages = controller.setup.options, Options(), controller.setup.stages
+    records = ("accumulation", "pipelining", "replication", "recomputation", "offload")
+    is_default = all(getattr(options, name) == getattr(default, name) for name in records)
+    return is_default and stages.assignment() is None
 
 
 def _say_unplanned(controller: Controller, why: str) -> None:

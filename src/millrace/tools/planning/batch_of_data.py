@@ -13,7 +13,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import keras
@@ -27,18 +27,15 @@ from millrace.run.precompile.described_batch import batch_of_zeros
 _CONTAINERS = (np.ndarray, jax.Array, list, tuple, dict, type(None))
 
 
-class BatchOfData(NamedTuple):
-    """What is known of data before it is drawn."""
-
-    zeros: Any  # x, y and sample weights, with the rows of a full batch
-    steps: int | None  # batches of an epoch
-
-
-def batch_of_data(arguments: Mapping[str, Any]) -> BatchOfData | None:
-    """Returns a batch of what `fit` is given; None where it is unknown.
+def batch_of_data(arguments: Mapping[str, Any]) -> tuple[Any, int | None] | None:
+    """Returns what is known of data before it is drawn; None where nothing is.
 
     Args:
         arguments: of `fit`, by name.
+
+    Returns:
+        Zeros as x, y and sample weights, with the rows of a full batch; and the batches of an
+        epoch, if they are known.
     """
     x = arguments.get("x")
     try:
@@ -50,7 +47,7 @@ def batch_of_data(arguments: Mapping[str, Any]) -> BatchOfData | None:
         if found is None:
             return None
         specs, steps = found
-        return BatchOfData(batch_of_zeros(specs), arguments.get("steps_per_epoch") or steps)
+        return batch_of_zeros(specs), arguments.get("steps_per_epoch") or steps
     except (OptionError, DataError, ValueError):  # data that Keras refuses, with its own error
         return None
 

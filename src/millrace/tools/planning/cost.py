@@ -50,11 +50,6 @@ RATES: Mapping[str, Rates] = {
 }
 
 
-def rates_of(platform: str) -> Rates:
-    """Returns the assumed rates of a platform, as JAX names it."""
-    return RATES.get(platform, RATES["gpu"])
-
-
 @dataclass(frozen=True, slots=True)
 class CountedCosts:
     """FLOPs and bytes of compiled programs, on the devices of one replica."""

@@ -21,7 +21,6 @@ from millrace.compilation.executables.executable import Executable
 from millrace.programs.feeds.block import BlockSlice
 from millrace.programs.feeds.blocks import stacked_blocks
 from millrace.programs.plan import BatchSpec, Mode
-from millrace.programs.steps.state import State
 from millrace.programs.taps.entries import CallResult
 from millrace.run.compiled_loop.protocol import ExecutionSteps
 from millrace.run.fit.controller import Controller
@@ -56,8 +55,7 @@ def update_seconds(controller: Controller, batches: Batches) -> float:
     """
     setup = controller.setup
     runner = MeasuredFunction(controller, Mode.TRAIN).runner()
-    described = described_execution(controller, Mode.TRAIN, batches)
-    steps = described.longest
+    steps = described_execution(controller, Mode.TRAIN, batches).longest
     spec = batches.spec
     leaves = [np.zeros(s, d) for s, d in zip(spec.shapes, spec.dtypes, strict=True)]
     batch = jax.tree.unflatten(spec.treedef, leaves)
@@ -67,7 +65,8 @@ def update_seconds(controller: Controller, batches: Batches) -> float:
         blocks = stacked_blocks(iter([batch] * steps), [steps], shape, setup.destination)
         return [BlockSlice(block, 0, block.steps) for block in blocks]
 
-    state = zeros_of(state_specs(controller.model, Mode.TRAIN))
+    specs = state_specs(controller.model, Mode.TRAIN)
+    state = specs.map(lambda _, spec: jnp.zeros(spec.shape, spec.dtype))
     times: list[float] = []
     for _ in range(1 + REPEATS):
         execution = ExecutionSteps(slices(), steps)
@@ -78,11 +77,6 @@ def update_seconds(controller: Controller, batches: Batches) -> float:
         times.append(time.perf_counter() - began)
     runner.release()
     return min(times[1:]) / max(1, steps // setup.update_steps(Mode.TRAIN))
-
-
-def zeros_of(specs: State) -> State:
-    """Returns a state of zeros, as Keras would pass it."""
-    return specs.map(lambda _, spec: jnp.zeros(spec.shape, spec.dtype))
 
 
 def stage_seconds(programs: StagePrograms) -> list[float]:

@@ -17,7 +17,7 @@ from millrace.run.fit.controller import Controller
 from millrace.run.precompile.described_batch import BatchDescription
 from millrace.tools.memory_report.report import training_batch
 from millrace.tools.planning.alternatives import auto_cut
-from millrace.tools.planning.cost import rates_of
+from millrace.tools.planning.cost import RATES
 from millrace.tools.planning.measuring import MeasuredCut
 from millrace.tools.planning.search import PlanSearch
 from millrace.tools.planning.training_plan import TrainingPlan
@@ -31,8 +31,7 @@ def make_plan(
     is_measured: bool,
 ) -> TrainingPlan:
     """Returns the plan of a training; see `Strategy.plan`."""
-    if memory is None and controller.totals.memory is not None:
-        memory = controller.totals.memory
+    memory = controller.totals.memory if memory is None else memory
     limit = memory_of(controller.setup.devices, memory)
     if controller.setup.spans_processes:
         raise UnsupportedError(
@@ -72,7 +71,7 @@ def search_plan(
         updates = 1
     with search(f"planning {model.name!r}") as tick:
         cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut(spec)
-        rates = rates_of(setup.devices[0].platform)
+        rates = RATES.get(setup.devices[0].platform, RATES["gpu"])
         trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
         alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
     return TrainingPlan(

@@ -5,7 +5,7 @@ strategy may run at the same time: what belongs to them does not come here.
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.base.records.compilation import CompileRecord
@@ -38,16 +38,11 @@ class CallRecords:
         """The directory of the run."""
         return self.run.directory.path
 
-    def add(self, record: object) -> None:
-        """Takes a record, if it is of this call."""
-        if self._has(record):
-            if isinstance(record, CompileRecord):
-                self.run.compilations.add(record)
-            self.run.directory.add(record)
-
-    def add_all(self, records: Sequence[object]) -> None:
+    def add(self, *records: object) -> None:
         """Takes records of the same kind, those of this call."""
-        self.run.directory.add_all([record for record in records if self._has(record)])
+        own = [record for record in records if self._has(record)]
+        self.run.compilations.update(each for each in own if isinstance(each, CompileRecord))
+        self.run.directory.add(*own)
 
     def _has(self, record: object) -> bool:
         model = getattr(record, "model", None) or self._model
@@ -67,7 +62,7 @@ def record_call(
         arguments: of the call, as callbacks know them.
     """
     totals, functions = controller.totals, controller.functions
-    if totals.recorders is None or totals.sinks.has(run.directory):
+    if totals.recorders is None or run.directory in totals.sinks:
         return  # the strategy writes there anyway
     if any(isinstance(each, CallRecords) and each.run is run for each in totals.sinks):
         return  # the validation of a fit
@@ -80,11 +75,10 @@ def record_call(
             records.add(compilation)
     writer = functions.recorder
     if writer is None:
-        setup = controller.setup
-        writer = totals.recorders.begin(setup, controller.loop, mode, arguments)
+        writer = totals.recorders.begin(controller.setup, controller.loop, mode, arguments)
         functions.recorder = writer
     else:
-        loops.add(writer.number)
+        loops.add(writer.record.number)
         writer.write()
 
     def has_ended() -> None:

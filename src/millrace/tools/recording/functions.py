@@ -16,10 +16,8 @@ import jax
 
 from millrace.base.records.loops import LoopRecord
 from millrace.base.threads.scoped_value import Binding, ScopedValue
-from millrace.compilation.executables.log import CompileLog
 from millrace.run.fit.totals import Totals, next_loop
-from millrace.tools.recording.loop_recorder import LoopWriter
-from millrace.tools.recording.options import device_names
+from millrace.run.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.run import RecordedRun
 
 MANY = 1000  # functions with a record of their own; calls of others are those of one more
@@ -37,40 +35,28 @@ class FunctionRecorder:
             run: of the strategy, if it has one.
             devices: of the strategy.
         """
-        self._totals, self._run, self._devices = totals, run, device_names(devices)
+        self.totals, self._run, self._devices = totals, run, tuple(map(str, devices))
         self._lock = threading.Lock()
         self._idle: dict[str, list[LoopWriter]] = {}  # not in a call
         self._count = 0
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is somewhere to write to."""
-        return bool(self._totals.sinks)
-
-    @property
-    def log(self) -> CompileLog:
-        """The compile log of the strategy."""
-        return self._totals.compile_log
-
     def take(self, name: str) -> LoopWriter:
         """Returns the writer of a function that is about to be called; one for each thread."""
         with self._lock:
+            if self._count >= MANY and not self._idle.get(name):
+                name = OTHERS
             if idle := self._idle.get(name):
                 return idle.pop()
             self._count += 1
-            if self._count > MANY:
-                name = OTHERS
-                if idle := self._idle.get(name):
-                    return idle.pop()
             record = LoopRecord(
                 number=next_loop(),
-                process=self._totals.sinks.process,
+                process=self.totals.sinks.process,
                 model=name,
                 mode="function",
                 began=time.time(),
                 devices=self._devices,
             )
-            writer = LoopWriter(record, self._totals.sinks, stays_open=True)
+            writer = LoopWriter(record, self.totals.sinks, stays_open=True)
             if self._run is not None:
                 self._run.open_loops.append(writer)
             return writer
@@ -97,7 +83,7 @@ def recorded_call(name: str, steps: int = 1) -> contextlib.AbstractContextManage
         steps: of the loop.
     """
     recorder = _recorder.get()
-    if recorder is None or not recorder.is_on:
+    if recorder is None or not recorder.totals.sinks:
         return _NOTHING
     return _recorded(recorder, name, steps)
 
@@ -108,7 +94,7 @@ _NOTHING = contextlib.nullcontext()
 @contextlib.contextmanager
 def _recorded(recorder: FunctionRecorder, name: str, steps: int) -> Iterator[None]:
     writer = recorder.take(name)
-    writer.begin_call(None, {}, recorder.log)
+    writer.begin_call(None, {}, recorder.totals.compile_log)
     writer.begins(None, 0)
     begin, error = time.perf_counter(), None
     try:

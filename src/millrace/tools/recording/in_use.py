@@ -28,12 +28,9 @@ def take(path: pathlib.Path, shared: bool) -> bool:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        return False
-    except OSError:
-        os.close(descriptor)
-        return True
+        return not isinstance(error, BlockingIOError)
     _descriptors[key] = descriptor
     return True
 

@@ -20,6 +20,7 @@ import jax
 
 from millrace.base.records.directory import RunDirectory
 from millrace.base.records.operations import ProgramOperations
+from millrace.base.threads.scoped_value import Notes
 from millrace.errors import OptionError
 from millrace.tools.operations.groups import ProgramCount
 from millrace.tools.operations.profile import ProgramTimes, newest_profile, read_times
@@ -67,7 +68,7 @@ class OperationTrace:
         self._seen: dict[tuple[str, str], int] = {}  # executions, by model and mode
         self._untraced: dict[tuple[str, str], tuple[int, float]] = {}  # steps, seconds
         self._sums: dict[int, list[tuple[ProgramTimes, int, float | None]]] = {}
-        self._has_said: set[str] = set()
+        self._notes = Notes()
         self._begin = 0.0
         self._traces = False
 
@@ -110,7 +111,8 @@ class OperationTrace:
             self._say(f"The operations were not timed: {type(error).__name__}: {error}.")
 
     def _start(self, model: str, mode: str, steps: int) -> bool:
-        expected = self._expected_operations(model, mode, steps)
+        counted = self._counted(model, mode)
+        expected = sum(round(count.runs * steps / record.steps) for record, count in counted)
         if expected > MOST_OPERATIONS:
             per_step = max(expected // steps, 1)
             fitting = max(MOST_OPERATIONS // per_step, 1)
@@ -130,17 +132,11 @@ class OperationTrace:
             return False
         return True
 
-    def _expected_operations(self, model: str, mode: str, steps: int) -> int:
-        """Returns about how many operations an execution runs."""
-        return sum(
-            round(count.runs * steps / record.steps) for record, count in self._counted(model, mode)
-        )
-
     def _counted(self, model: str, mode: str) -> list[_Counted]:
-        every = [each for counted in self._recorder.counts.values() for each in counted]
         return [
             each
-            for each in every
+            for counted in self._recorder.counts.values()
+            for each in counted
             if each[0].model == model and each[0].program.startswith(f"{mode}_")
         ]
 
@@ -163,8 +159,7 @@ class OperationTrace:
             self._records.add(_with_times(counted, sums))
 
     def _say(self, line: str) -> None:
-        if line not in self._has_said:
-            self._has_said.add(line)
+        if self._notes.is_new(line):
             logger.warning("%s The run continues.", line)
 
 

@@ -1,27 +1,13 @@
 """A model and its options, as a loop record shows them."""
 
 import enum
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import jax
-import keras
 
 from millrace.base.options import TABLE, Options
 from millrace.run.fit.setup import Setup
 
 _ARGUMENTS = ("batch_size", "epochs", "validation_batch_size", "steps_per_epoch", "shuffle")
-
-
-def device_names(devices: Iterable[jax.Device]) -> tuple[str, ...]:
-    """Returns the names of devices, as memory reports have them."""
-    return tuple(map(str, devices))
-
-
-def parameters_of(model: keras.Model) -> int:
-    """Returns the number of elements of all weights; 0 if the model is not built."""
-    return sum(math.prod(weight.shape) for weight in model.weights) if model.built else 0
 
 
 def options_in_force(setup: Setup, arguments: Mapping[str, Any]) -> dict[str, str]:

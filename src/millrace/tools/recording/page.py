@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from millrace.base.records.directory import RunDirectory
 from millrace.base.records.run import load
+from millrace.base.threads.scoped_value import Notes
 from millrace.tools.reports.page import write_page
 
 logger = logging.getLogger("millrace")
@@ -36,7 +37,7 @@ class RunPage:
         # Not at once: most runs end before.
         self._epoch_due = time.monotonic() + SECONDS
         self._written = 0  # records that the last page has
-        self._is_said = self._has_failed = False
+        self._notes = Notes()  # what is said once
         self._lock = threading.Lock()
 
     def epoch_has_ended(self, write_records: Callable[[], object]) -> None:
@@ -73,12 +74,10 @@ class RunPage:
         try:
             write_page([load(self._directory.path)], self.path)
             self._written = records
-            if not self._is_said:
-                self._is_said = True
+            if self._notes.is_new("written"):
                 logger.info("The report of this run is %s.", self.path)
         except Exception:  # of any kind: the records are there
-            if not self._has_failed:
-                self._has_failed = True
+            if self._notes.is_new("failed"):
                 logger.warning("%s could not be written.", self.path, exc_info=True)
         finally:
             self._lock.release()

@@ -7,14 +7,19 @@ CompileLog.observers -> ProgramRecorder -> its program, read once
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.sinks import RecordSinks
+from millrace.base.threads.scoped_value import Notes
 from millrace.compilation.executables.trials import NewExecutable
 from millrace.programs.plan import Mode
 from millrace.run.memory.hlo_proto import Module
 from millrace.tools.operations.groups import ProgramCount, count_operations, program_of
 from millrace.tools.recording.program_memory import program_memory, stage_of
+
+T = TypeVar("T")
 
 logger = logging.getLogger("millrace")
 
@@ -30,7 +35,7 @@ class ProgramRecorder:
         """
         self._sinks = sinks
         self._lock = threading.Lock()
-        self._has_failed: set[str] = set()
+        self._notes = Notes()  # what has failed
         # By the name of XLA's module: several programs may have the same.
         self.counts: dict[str, list[tuple[ProgramOperations, ProgramCount]]] = {}
 
@@ -38,23 +43,12 @@ class ProgramRecorder:
         """Writes the records of an executable; an error is logged once, and training continues."""
         if not self._sinks:
             return
-        try:
-            module = program_of(new.executable)
-        except Exception as error:  # of any kind: training is worth more than its records
-            self._log("program", new, error)
-            return
+        module = self._tried("program", new, lambda: program_of(new.executable))
         if module is None:
             return
-        try:
-            self._sinks.add(program_memory(new, module))
-        except Exception as error:  # as above
-            self._log("memory", new, error)
-        if new.is_trial:
-            return
-        try:
-            self._add_operations(new, module)
-        except Exception as error:  # as above
-            self._log("operations", new, error)
+        self._tried("memory", new, lambda: self._sinks.add(program_memory(new, module)))
+        if not new.is_trial:
+            self._tried("operations", new, lambda: self._add_operations(new, module))
 
     def _add_operations(self, new: NewExecutable, module: Module) -> None:
         record, count = counted_operations(new, module)
@@ -62,17 +56,19 @@ class ProgramRecorder:
             self.counts.setdefault(count.name, []).append((record, count))
         self._sinks.add(record)
 
-    def _log(self, what: str, new: NewExecutable, error: Exception) -> None:
-        with self._lock:
-            is_first = what not in self._has_failed
-            self._has_failed.add(what)
-        if is_first:
-            logger.warning(
-                "The %s of %s of %r cannot be recorded, nor that of later programs if they fail "
-                "alike: %s: %s. The run continues.",
-                what, new.record.program, new.record.model, type(error).__name__, error,
-                exc_info=error,
-            )  # fmt: skip
+    def _tried(self, what: str, new: NewExecutable, function: Callable[[], T]) -> T | None:
+        """Calls a function; None if it fails: training is worth more than its records."""
+        try:
+            return function()
+        except Exception as error:
+            if self._notes.is_new(what):
+                logger.warning(
+                    "The %s of %s of %r cannot be recorded, nor that of later programs if they "
+                    "fail alike: %s: %s. The run continues.",
+                    what, new.record.program, new.record.model, type(error).__name__, error,
+                    exc_info=error,
+                )  # fmt: skip
+            return None
 
 
 def counted_operations(

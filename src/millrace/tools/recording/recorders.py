@@ -9,16 +9,16 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millrace.base.records.loops import LoopRecord
 from millrace.programs.plan import Mode
 from millrace.run.fit.setup import Setup
 from millrace.run.fit.totals import Totals, next_loop
-from millrace.tools.recording import pace
-from millrace.tools.recording.loop_recorder import LoopWriter
-from millrace.tools.recording.options import device_names, options_in_force, parameters_of
+from millrace.run.recording import pace
+from millrace.run.recording.loop_recorder import LoopWriter, parameters_of
+from millrace.tools.recording.options import options_in_force
 from millrace.tools.recording.run import RecordedRun
 
 logger = logging.getLogger("millrace")
@@ -43,13 +43,19 @@ class StrategyRecorders:
         self, setup: Setup, loop: int, mode: Mode, arguments: Mapping[str, Any]
     ) -> LoopWriter | None:
         """Returns the writer of a loop that begins; None if nothing is recorded."""
+        message = "A loop of %r is not recorded."
+        return self._tried(setup, message, lambda: self._begin(setup, loop, mode, arguments))
+
+    def _tried(
+        self, setup: Setup, message: str, make: Callable[[], LoopWriter]
+    ) -> LoopWriter | None:
         if not self._totals.sinks:
             return None
         try:
-            return self._begin(setup, loop, mode, arguments)
+            return make()
         except Exception:  # of any kind: training is worth more than its records
-            if self._totals.notes.is_new("a loop is not recorded"):
-                logger.warning("A loop of %r is not recorded.", setup.model.name, exc_info=True)
+            if self._totals.notes.is_new(message):
+                logger.warning(message, setup.model.name, exc_info=True)
             return None
 
     def _begin(
@@ -74,21 +80,18 @@ class StrategyRecorders:
         writer.at_end = [has_ended]
         if self._run is not None and self._run.page is not None:
             writer.at_epoch = [self._run.page.epoch_has_ended]
-        writer.begin_call(setup, arguments, self._totals.compile_log)
+        writer.begin_call(setup.model, arguments, self._totals.compile_log)
         return writer
 
     def on_batch(self, setup: Setup, mode: Mode) -> LoopWriter | None:
         """Returns the writer of `train_on_batch` and the like."""
-        if not self._totals.sinks:
-            return None
-        try:
+
+        def begin() -> LoopWriter:
             writer = self._kept((setup.model.name, mode.value), setup, mode)
-            writer.begin_call(setup, {}, self._totals.compile_log)
+            writer.begin_call(setup.model, {}, self._totals.compile_log)
             return writer
-        except Exception:  # as above
-            if self._totals.notes.is_new("a batch is not recorded"):
-                logger.warning("%r is not recorded.", setup.model.name, exc_info=True)
-            return None
+
+        return self._tried(setup, "%r is not recorded.", begin)
 
     def _kept(self, key: tuple[str, str], setup: Setup, mode: Mode) -> LoopWriter:
         writer = self._open.get(key)
@@ -112,7 +115,7 @@ class StrategyRecorders:
             options=options_in_force(setup, arguments),
             stages=1 if assignment is None else assignment.num_stages,
             replicas=setup.replicas,
-            devices=device_names(setup.devices),
+            devices=tuple(map(str, setup.devices)),
             parameters=parameters_of(setup.model),
         )
 

@@ -28,9 +28,8 @@ from millrace.compilation.explain.key import versions
 from millrace.errors import OptionError
 from millrace.run.fit.totals import begin_loops_after
 from millrace.run.processes.agreement import process_count, process_index, text_of_first
+from millrace.run.recording.loop_recorder import LoopWriter
 from millrace.tools.recording.in_use import take
-from millrace.tools.recording.loop_recorder import LoopWriter
-from millrace.tools.recording.options import device_names
 from millrace.tools.recording.page import RunPage
 
 logger = logging.getLogger("millrace")
@@ -59,10 +58,21 @@ class RecordedRun:
     def take_part(self, devices: Sequence[jax.Device]) -> None:
         """Writes who takes part: this process, with some devices."""
         own = [device for device in devices if device.process_index == process_index()]
-        names = device_names(own or devices)
+        names = tuple(map(str, own or devices))
         before = self._process
         if before is None:
-            self._process = this_process(devices[0].platform, names)
+            self._process = ProcessRecord(
+                process=process_index(),
+                processes=process_count(),
+                script=_script(),
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                cores=number_of_cores(),
+                began=time.time(),
+                versions=versions(),
+                platform=devices[0].platform,
+                devices=names,
+            )
         else:
             others = tuple(name for name in names if name not in before.devices)
             self._process = replace(before, devices=(*before.devices, *others))
@@ -120,43 +130,11 @@ def _check_alone(path: pathlib.Path) -> None:
     )
 
 
-def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
-    """Returns the record of this process.
-
-    Args:
-        platform_name: of its devices.
-        devices: their names.
-    """
-    return ProcessRecord(
-        process=process_index(),
-        processes=process_count(),
-        script=_script(),
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        cores=number_of_cores(),
-        began=time.time(),
-        versions=versions(),
-        platform=platform_name,
-        devices=devices,
-    )
-
-
 def _script() -> str:
     """Returns the path of the program; empty in a notebook or for `python -c`."""
     path = sys.argv[0] if sys.argv else ""
     is_notebook = "ipykernel" in sys.modules and "ipykernel" in path
     return "" if path == "-c" or is_notebook else path
-
-
-def run_of(report_dir: str | None) -> RecordedRun | None:
-    """Returns the run of a strategy: that of its argument, else of the environment, else None.
-
-    Raises:
-        OptionError: if the directory cannot be made.
-    """
-    if report_dir is not None:
-        return open_run(report_dir)
-    return _run_of_environment()
 
 
 def open_run(directory: str | os.PathLike[str]) -> RecordedRun:
@@ -178,7 +156,12 @@ def open_run(directory: str | os.PathLike[str]) -> RecordedRun:
         return run
 
 
-def _run_of_environment() -> RecordedRun | None:
+def run_of_environment() -> RecordedRun | None:
+    """Returns the run in a directory of its own, below that of the variable; None without it.
+
+    Raises:
+        OptionError: if the directory cannot be made.
+    """
     parent = os.environ.get(VARIABLE, "").strip()
     if not parent:
         return None

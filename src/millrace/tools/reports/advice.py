@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from millrace.base.records.compilation import CompileRecord, Origin
+from millrace.base.records.compilation import CompileRecord, Origin, compile_totals
 from millrace.base.records.operations import OperationGroup
 from millrace.base.records.printable import counted
 from millrace.base.records.run import RunRecords
@@ -39,21 +39,21 @@ def advice(run: RunRecords, parts: Parts, limit: str) -> str:
 def _compile_advice(run: RunRecords, parts: Parts) -> str:
     lost = f"Compiling took {lost_text(parts, 'compile')}"
     executables = [each for each in run.compilations if each.is_executable]
-    total = sum(each.seconds for each in executables)
     again = [each for each in executables if each.is_recompilation]
-    again_seconds = sum(each.seconds for each in again)
-    if again and 2 * again_seconds >= total:
+    totals = compile_totals(executables)
+    if again and 2 * totals.recompilation_seconds >= totals.seconds:
         cause, remedy = _costliest(again)
         times = "once" if len(again) == 1 else f"{len(again)} times"
         change = _clause(remedy) or "strategy.compile_log has the cause of each"
-        return f"{lost}, and {again_seconds:.2f} s of it went into compiling again, {times}, " + (
-            f"mostly because of {_clause(cause)}: {change}."
+        return (
+            f"{lost}, and {totals.recompilation_seconds:.2f} s of it went into compiling again, "
+            f"{times}, mostly because of {_clause(cause)}: {change}."
         )
     fresh = sum(each.compile_seconds for each in executables if each.origin is Origin.COMPILED)
     if not executables:
         return f"{lost}: strategy.compile_log has the cause of each compilation."
     programs = counted(len(executables), "first executable")
-    if 2 * fresh >= total:
+    if 2 * fresh >= totals.seconds:
         return (
             f"{lost}, for {programs} of this run, which the next run reads from the cache of "
             "Strategy(cache_dir=...) and model.precompile(batch_spec) compiles beforehand."

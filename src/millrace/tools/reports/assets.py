@@ -38,28 +38,19 @@ SCRIPTS = (
 )
 
 
-def template() -> str:
-    """Returns the HTML around everything, with `{{name}}` for what comes into it."""
-    return _read("page.html")
-
-
 @functools.cache
 def style() -> str:
     """Returns all CSS."""
-    return "\n".join(map(_read, STYLES))
+    return "\n".join(map(read, STYLES))
 
 
 @functools.cache
 def script() -> str:
     """Returns all JavaScript."""
-    own = "\n".join(f"// {name}\n{_read(name)}" for name in SCRIPTS)
-    return f'{_read(LIBRARY)}\n(function () {{\n"use strict";\n{own}\n}})();\n'
+    own = "\n".join(f"// {name}\n{read(name)}" for name in SCRIPTS)
+    return f'{read(LIBRARY)}\n(function () {{\n"use strict";\n{own}\n}})();\n'
 
 
-def licence() -> str:
-    """Returns the licence of the library in it."""
-    return _read("uplot.LICENSE")
-
-
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """Returns the text of one of the files."""
     return (ASSETS / name).read_text(encoding="utf-8")

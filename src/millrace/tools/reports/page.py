@@ -23,7 +23,7 @@ import numpy as np
 from millrace.base.collector import fewer_collections
 from millrace.base.records.run import RunRecords
 from millrace.errors import OptionError
-from millrace.tools.reports.assets import licence, script, style, template
+from millrace.tools.reports.assets import read, script, style
 from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.page_data import page_data, title_of
 
@@ -55,12 +55,12 @@ def page(runs: Sequence[RunRecords]) -> str:
         "title": html.escape(title_of(runs)).encode(errors="replace").decode(),
         "policy": _policy(style(), script()),
         "style": style(),
-        "licence": html.escape(licence()),
+        "licence": html.escape(read("uplot.LICENSE")),
         "data": _json(data),
         "columns": columns.text(),
         "script": script(),
     }
-    return _FIELD.sub(lambda field: values[field[1]], template())
+    return _FIELD.sub(lambda field: values[field[1]], read("page.html"))
 
 
 def write_page(runs: Sequence[RunRecords], path: str | pathlib.Path) -> pathlib.Path:

@@ -11,7 +11,7 @@ from millrace.base.records.run import RunRecords
 from millrace.base.records.timeline import PASS_STYLES
 from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.limits import limits
-from millrace.tools.reports.program_data import compilations_data, memory_data, operations_data
+from millrace.tools.reports.program_data import memory_data, operations_data
 from millrace.tools.reports.running import outcome_of, run_outcome
 from millrace.tools.reports.seen import as_seen, last_seen
 from millrace.tools.reports.series_data import (
@@ -23,6 +23,7 @@ from millrace.tools.reports.series_data import (
 from millrace.tools.reports.shortened import shortened
 from millrace.tools.reports.trace_data import traces_data
 
+COMPILATIONS = 1500
 SHOWN = 400  # loops, processes and flights of a run, at most
 
 
@@ -66,40 +67,29 @@ def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
         "outcome": run_outcome(run),
         "seen": encode(last_seen(run)),
         "damaged": dict(run.damaged),
-        "processes": [shortened(encode(each)) for each in run.processes[:SHOWN]],
+        "processes": shortened(encode(run.processes[:SHOWN])),
         "loops": [
-            {**_fields(each), "seconds": encode(each.seconds), "outcome": outcome_of(run, each)}
+            {
+                **shortened(encode(each), 1500),
+                "seconds": encode(each.seconds),
+                "outcome": outcome_of(run, each),
+            }
             for each in (as_seen(run, loop) for loop in run.loops[-SHOWN:])
         ],
-        "limits": _limits(run),
+        "limits": shortened(encode(limits(run)), 1500),
         "loops_in_all": len(run.loops),
         "epochs": epochs_data(run.epochs, columns),
         "executions": executions_data(run.executions, columns),
         "feeds": feeds_data(run.feeds, columns),
-        "compilations": compilations_data(run.compilations),
+        "compilations": shortened(encode(run.compilations[-COMPILATIONS:]), 1500),
         "compilations_in_all": len(run.compilations),
         "memory": memory_data(run, columns),
         "operations": operations_data(run.operations),
         "traces": traces_data(run, columns),
         "tensors": tensors_data(run.tensors, columns),
-        "flights": [shortened(encode(each), 1500) for each in run.flights[-SHOWN:]],
-    }
-
-
-def _limits(run: RunRecords) -> dict[str, object]:
-    found = limits(run)
-    return {
-        "wall_seconds": encode(found.wall_seconds),
-        "seconds": encode(found.seconds),
-        "limit": found.limit,
-        "advice": shortened(found.advice, 1500),
+        "flights": shortened(encode(run.flights[-SHOWN:]), 1500),
     }
 
 
 def _name(run: RunRecords) -> str:
     return run.path.name or str(run.path)
-
-
-def _fields(record: object) -> dict[str, object]:
-    fields = shortened(encode(record), 1500)
-    return fields if isinstance(fields, dict) else {}

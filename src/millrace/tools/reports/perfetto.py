@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.base.records.run import RunRecords
 from millrace.base.records.timeline import PASS_STYLES, Span
-from millrace.base.records.trace import ExecutionTrace
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.tools.reports.twin import simulated_twin
 
 TraceEvent = dict[str, Any]
@@ -97,52 +97,28 @@ def _meta(kind: str, process: int, thread: int, **arguments: object) -> TraceEve
 
 def _events(trace: ExecutionTrace, offset: float, names: _Names) -> Iterator[TraceEvent]:
     loop = f"{_LOOPS.get(trace.mode, trace.mode)} of {trace.model!r}"
-    measured = names.process(f"{loop}, measured")
-    for span in trace.spans:
-        row = names.thread(measured, f"group {span.group}")
-        yield _task(trace, span, offset, measured, row)
+    place = {"update": trace.update, "epoch": trace.epoch, "loop": trace.loop}
+
+    def event(of: str, row: str, kind: str, span: Span | ActivitySpan, **more: Any) -> TraceEvent:
+        process = names.process(f"{loop}, {of}")
+        return {
+            "name": span.name if isinstance(span, ActivitySpan) else str(span),
+            "cat": kind,
+            "ph": "X",
+            "ts": round(offset + span.start * 1e6, 3),
+            "dur": round(max((span.end - span.start) * 1e6, 0.0), 3),
+            "pid": process,
+            "tid": names.thread(process, row),
+            "args": {**more, **place},
+        }
+
+    def task(of: str, span: Span) -> TraceEvent:
+        kind = PASS_STYLES[span.kind].name
+        more = {"stage": span.stage, "pass": kind, "micro-batch": span.micro_batch}
+        return event(of, f"group {span.group}", kind, span, **more)
+
+    yield from (task("measured", span) for span in trace.spans)
     for each in trace.activities:
-        arguments = {"update": trace.update, "epoch": trace.epoch, "loop": trace.loop}
-        row = names.thread(measured, each.row)
-        times = offset + each.start * 1e6, (each.end - each.start) * 1e6
-        yield _complete(each.name, each.row.partition(" ")[0], times, measured, row, arguments)
-    twin = simulated_twin(trace)
-    if twin is not None:
-        simulated = names.process(f"{loop}, simulated")
-        for span in twin.spans:
-            row = names.thread(simulated, f"group {span.group}")
-            yield _task(trace, span, offset, simulated, row)
-
-
-def _task(trace: ExecutionTrace, span: Span, offset: float, process: int, row: int) -> TraceEvent:
-    arguments = {
-        "stage": span.stage,
-        "pass": PASS_STYLES[span.kind].name,
-        "micro-batch": span.micro_batch,
-        "update": trace.update,
-        "epoch": trace.epoch,
-        "loop": trace.loop,
-    }
-    times = offset + span.start * 1e6, span.duration * 1e6
-    return _complete(str(span), PASS_STYLES[span.kind].name, times, process, row, arguments)
-
-
-def _complete(
-    name: str,
-    category: str,
-    times: tuple[float, float],
-    process: int,
-    thread: int,
-    arguments: dict[str, Any],
-) -> TraceEvent:
-    start, duration = times
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": round(start, 3),
-        "dur": round(max(duration, 0.0), 3),
-        "pid": process,
-        "tid": thread,
-        "args": arguments,
-    }
+        yield event("measured", each.row, each.row.partition(" ")[0], each)
+    if (twin := simulated_twin(trace)) is not None:
+        yield from (task("simulated", span) for span in twin.spans)

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from millrace.base.records.codec import encode
-from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.memory import by_layer
-from millrace.base.records.memory_report import MemoryReport
 from millrace.base.records.operations import ProgramOperations
 from millrace.base.records.program_memory import ProgramMemory
 from millrace.base.records.run import RunRecords
@@ -29,8 +27,11 @@ def memory_data(run: RunRecords, columns: Columns) -> dict[str, object]:
     return {
         "profiles": [_profile(each, points, tensors, columns) for each in profiles],
         "in_all": len(run.memory_profiles),
-        "reports": [_report(each) for each in run.memory_reports[-20:]],
-        "budgets": [shortened(encode(each)) for each in run.budgets[-20:]],
+        "reports": [
+            fields_of(each, "model", "batch", "verdict", "changes")
+            for each in run.memory_reports[-20:]
+        ],
+        "budgets": shortened(encode(run.budgets[-20:])),
     }
 
 
@@ -85,14 +86,6 @@ def _alive(profile: ProgramMemory, most: int) -> dict[str, object]:
     }
 
 
-def _report(report: MemoryReport) -> dict[str, object]:
-    return {
-        **fields_of(report, "model", "batch", "verdict"),
-        "changes": [shortened(encode(each)) for each in report.changes],
-    }
-
-
-COMPILATIONS = 1500
 _GROUPS = 20_000  # of operations, of all programs
 _GROUP = ("owner", "role", "kind", "operations", "flops", "bytes", "seconds")  # its columns
 
@@ -111,8 +104,3 @@ def _operations(program: ProgramOperations, most: int) -> dict[str, object]:
         "left_out": max(len(groups) - most, 0),
         "groups": [list(fields_of(each, *_GROUP).values()) for each in groups[:most]],
     }
-
-
-def compilations_data(records: Sequence[CompileRecord]) -> list[object]:
-    """Returns the latest compilations."""
-    return [shortened(encode(each), 1500) for each in records[-COMPILATIONS:]]

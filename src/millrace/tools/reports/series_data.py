@@ -1,14 +1,15 @@
 """Series of values over a run, as a page shows them: epochs, executions, feeds, tensors."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
 
 from millrace.base.records.codec import encode
 from millrace.base.records.loops import EpochRecord, ExecutionSample, FeedSample
-from millrace.base.records.tensors import STATISTICS, Tensor, TensorSeries
+from millrace.base.records.tensors import COUNTS, STATISTICS, Tensor, TensorSeries
 from millrace.tools.reports.columns import Columns
 from millrace.tools.reports.shortened import fields_of, shortened
 from millrace.tools.reports.thinning import kept_points
@@ -52,19 +53,19 @@ def executions_data(
     fields = (
         "seconds", "executions", "steps", "compile_seconds", "wait_seconds", "dispatch_seconds"
     )  # fmt: skip
-    return _series(samples, fields, lambda sample: sample.began, columns)
+    return _series(samples, fields, "began", columns)
 
 
 def feeds_data(samples: Sequence[FeedSample], columns: Columns) -> list[dict[str, object]]:
     """Returns the state of each feed over time; of several samples the least depth."""
     fields = ("blocks", "steps", "bytes", "prepare_seconds", "wait_seconds")
-    return _series(samples, fields, lambda sample: sample.time, columns, ("depth", "limit"))
+    return _series(samples, fields, "time", columns, ("depth", "limit"))
 
 
 def _series(
     samples: Sequence[Sample],
     added: Iterable[str],
-    time: Callable[[Sample], float],
+    time: str,
     columns: Columns,
     least: Iterable[str] = (),
 ) -> list[dict[str, object]]:
@@ -73,18 +74,17 @@ def _series(
         parts.setdefault((each.process, each.loop, each.mode), []).append(each)
     series: list[dict[str, object]] = []
     for (process, loop, mode), part in list(parts.items())[-_SERIES:]:
-        part.sort(key=time)
+        part.sort(key=attrgetter(time))
         # Neighbours are put together, not left out: their sums stay those of the run.
         edges = np.unique(np.linspace(0, len(part), SAMPLES + 1).astype(np.int64))[:-1]
         sums = {name: _reduced(np.add, part, name, edges) for name in added}
         sums |= {name: _reduced(np.minimum, part, name, edges) for name in least}
-        moments = np.fromiter((time(each) for each in part), np.float64)[edges]
+        sums["time"] = _reduced(np.minimum, part, time, edges)  # they are in order
         series.append(
             {
                 "process": process,
                 "loop": loop,
                 "mode": mode,
-                "time": columns.floats(moments),
                 "epoch": columns.floats(float(part[k].epoch) for k in edges),
                 **{name: columns.floats(values) for name, values in sums.items()},
             }
@@ -118,7 +118,8 @@ def _tensor(
     values = np.array(rows, np.float64).reshape(len(rows), len(STATISTICS))
     steps = steps[: len(rows)]
     plain = np.where(np.isfinite(values), values, 0.0)
-    counts = {name: encode(float(plain[:, k].sum())) for k, name in _counted()}
+    sums = zip(STATISTICS[COUNTS], plain[:, COUNTS].sum(axis=0), strict=True)
+    counts = {name: encode(float(count)) for name, count in sums}
     sizes = np.abs(values[:, STATISTICS.index("norm")])
     # Where it is not finite it is of most interest.
     kept = kept_points(np.where(np.isfinite(sizes), sizes, np.inf), most)
@@ -129,10 +130,6 @@ def _tensor(
         "steps": columns.floats(steps[kept]),
         "values": [columns.floats(values[kept, k]) for k in range(len(STATISTICS))],
     }
-
-
-def _counted() -> Iterable[tuple[int, str]]:
-    return [(STATISTICS.index(name), name) for name in ("nans", "infs")]
 
 
 def _padded(row: Sequence[float]) -> list[float]:

@@ -84,7 +84,7 @@ def _trace(trace: ExecutionTrace, columns: Columns) -> dict[str, object]:
     return {
         **fields_of(trace, "model", "mode", "loop", "epoch", "update", "updates", "process"),
         **fields_of(trace, "schedule"),
-        "began": _number(trace.began),
+        "began": trace.began if math.isfinite(trace.began) else None,
         "groups": trace.num_groups,
         "first": clock.first,
         "last": clock.last,
@@ -181,7 +181,3 @@ def _row(
         "name": columns.counts(names[span.name] for span in spans),
         "names": columns.texts([shortened(name) for name in names]),
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -6,15 +6,13 @@ bubble   idle for any other reason
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millrace.base.records.timeline import Timeline
-from millrace.base.records.trace import ExecutionTrace
+from millrace.base.records.timeline import Span, Timeline
+from millrace.base.records.trace import ActivitySpan, ExecutionTrace
 from millrace.run.schedules.task import Pass
 from millrace.tools.reports.bubble import idle_slots
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +37,17 @@ def trace_shares(trace: ExecutionTrace) -> TraceShares | None:
         return None
     if not trace.spans:
         return _of_calls(trace)
-    busy = [_joined(_busy(trace, group)) for group in range(trace.num_groups)]
-    end = max((intervals[-1][1] for intervals in busy if intervals), default=0.0)
+    group = {f"group {number}": number for number in range(trace.num_groups)}
+    tasks = [span for span in trace.spans if 0 <= span.group < trace.num_groups]
+    others = [_as_task(each, group[each.row]) for each in trace.activities if each.row in group]
+    end, idle, transfer = _times([*tasks, *others], trace.num_groups)
     if end <= 0:
         return None
-    transfers = _transfers(trace)
-    idle = transfer = 0.0
-    for group, intervals in enumerate(busy):
-        slots = _gaps(intervals, end)
-        idle += _length(slots)
-        transfer += _common(slots, transfers[group])
     total = end * trace.num_groups
     forwards = sum(1 for span in trace.spans if span.kind == Pass.FORWARD and span.stage == 0)
     updates = max(trace.updates, 1)
     steps = max(forwards // updates, 1)
     return TraceShares(end / updates, (idle - transfer) / total, transfer / total, steps)
-
-
-def _transfers(trace: ExecutionTrace) -> list[list[Interval]]:
-    """Returns for each group the times in which a value was on its way to it, by start."""
-    spans = (each for each in trace.spans if 0 <= each.group < trace.num_groups)
-    found: list[list[Interval]] = [[] for _ in range(trace.num_groups)]
-    for slot in idle_slots(Timeline(tuple(spans), trace.num_groups)):
-        if slot.is_transfer:
-            found[slot.group].append((slot.start, slot.end))
-    return found
 
 
 def _of_calls(trace: ExecutionTrace) -> TraceShares | None:
@@ -76,37 +60,18 @@ def _of_calls(trace: ExecutionTrace) -> TraceShares | None:
     steps = sum(number for _, number in calls)
     if not steps:
         return None
-    seconds = _length(_joined((each.start, each.end) for each, _ in calls))
-    return TraceShares(seconds, 0.0, 0.0, steps, is_pipelined=False)
+    end, idle, _ = _times([_as_task(each, 0) for each, _ in calls], 1)
+    return TraceShares(end - idle, 0.0, 0.0, steps, is_pipelined=False)
 
 
-def _busy(trace: ExecutionTrace, group: int) -> Iterable[Interval]:
-    yield from ((span.start, span.end) for span in trace.spans if span.group == group)
-    row = f"group {group}"
-    yield from ((each.start, each.end) for each in trace.activities if each.row == row)
+def _as_task(activity: ActivitySpan, group: int) -> Span:
+    """Returns what a device group did besides its tasks, such as the update."""
+    return Span(-1, "", -1, group, activity.start, activity.end)
 
 
-def _joined(intervals: Iterable[Interval]) -> list[Interval]:
-    """Returns the intervals by start, with those that meet as one."""
-    joined: list[Interval] = []
-    for start, end in sorted(each for each in intervals if each[1] > each[0]):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _gaps(busy: Sequence[Interval], end: float) -> list[Interval]:
-    edges = [0.0, *(edge for interval in busy for edge in interval), end]
-    return _joined(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _common(first: Sequence[Interval], second: Sequence[Interval]) -> float:
-    """Returns the length of what both have, of intervals that do not meet."""
-    either = _length(_joined([*first, *second]))
-    return max(_length(first) + _length(second) - either, 0.0)
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals)
+def _times(spans: Iterable[Span], num_groups: int) -> tuple[float, float, float]:
+    """Returns the end of all tasks, the idle time before it, and what of it transfers took."""
+    timeline = Timeline(tuple(each for each in spans if each.duration > 0), num_groups)
+    slots = idle_slots(timeline)
+    transfer = sum(each.duration for each in slots if each.is_transfer)
+    return timeline.end, sum(each.duration for each in slots), transfer

@@ -52,17 +52,9 @@ def schedule_of(trace: ExecutionTrace) -> Schedule:
     """Returns the tasks of each device group in the order in which they ran."""
     rows: list[list[Task]] = [[] for _ in range(trace.num_groups)]
     for span in trace.spans:
-        rows[span.group].append(task_of(span))
+        rows[span.group].append(Task(span.stage, Pass(span.kind), span.micro_batch))
     schedule = tuple(map(tuple, rows))
     return ConcurrentSchedule(schedule, trace.levels) if trace.levels else schedule
-
-
-def task_of(span: Span) -> Task:
-    """Returns the task of a span."""
-    return Task(span.stage, _PASSES[span.kind], span.micro_batch)
-
-
-_PASSES = {kind.value: kind for kind in Pass}
 
 
 def waited_transfers(spans: Iterable[Span], schedule: Schedule, waits: Waits) -> list[float]:

@@ -11,29 +11,31 @@ all but its last samples.
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, ParamSpec
+
+import keras
 
 from millrace._compat.keras_loops import first_epoch
 from millrace.base.records.loops import EpochRecord, ExecutionSample, LoopRecord, Outcome
 from millrace.base.records.sinks import RecordSinks
+from millrace.base.threads.scoped_value import Notes
 from millrace.compilation.executables.log import CompileLog
 from millrace.programs.feeds.infeed import Infeed
 from millrace.programs.plan import Mode
-from millrace.run.fit.setup import Setup
-from millrace.tools.recording import pace
-from millrace.tools.recording.epochs import EpochHistory
-from millrace.tools.recording.options import parameters_of
-from millrace.tools.recording.samples import ExecutionCounts, FeedWatch, compile_seconds, of_loop
+from millrace.run.recording import pace
+from millrace.run.recording.epochs import EpochHistory
+from millrace.run.recording.samples import ExecutionCounts, FeedWatch, compile_seconds, of_loop
 
 P = ParamSpec("P")
 
 logger = logging.getLogger("millrace")
 
 _SHOWN = 500  # characters of an error
-_failures: list[str] = []  # methods that have failed in this process
+_notes = Notes()  # what this process has said
 
 
 def without_errors(method: Callable[P, None]) -> Callable[P, None]:
@@ -44,15 +46,14 @@ def without_errors(method: Callable[P, None]) -> Callable[P, None]:
         try:
             method(*args, **kwargs)
         except Exception:  # of any kind: training is worth more than its records
-            if not _failures:
-                _failures.append(method.__name__)
+            if _notes.is_new("incomplete"):
                 logger.warning("Records of this run are incomplete.", exc_info=True)
 
     return call
 
 
 class LoopWriter:
-    """Writes the records of a loop; a `millrace.run.fit.recorders.LoopRecorder`.
+    """Writes the records of a loop.
 
     Of calls that are short and many, such as `train_on_batch`, one record is kept open:
     `begin_call` and `end` surround each of them, and `close` ends it.
@@ -74,7 +75,7 @@ class LoopWriter:
         self.at_epoch: list[Callable[[Callable[[], None]], object]] = []
         self._sinks = sinks
         # During a call only: they keep the model alive.
-        self._setup: Setup | None = None
+        self._model: keras.Model | None = None
         self._log: CompileLog | None = None
         self._arguments: Mapping[str, Any] = {}
         self._feeds = FeedWatch()
@@ -96,22 +97,22 @@ class LoopWriter:
 
     @without_errors
     def begin_call(
-        self, setup: Setup | None, arguments: Mapping[str, Any], log: CompileLog
+        self, model: keras.Model | None, arguments: Mapping[str, Any], log: CompileLog
     ) -> None:
         """Begins a call: of the loop, or another one that the same record is about.
 
         Args:
-            setup: of its model; None for a function.
+            model: that runs; None for a function.
             arguments: of the call.
             log: of the compilations of the strategy.
         """
         now = time.perf_counter()
-        self._setup, self._arguments, self._log = setup, arguments, log
+        self._model, self._arguments, self._log = model, arguments, log
         self._compilations, self._search_seconds = log.length, log.search_seconds
         self._planning_seconds = log.planning_seconds
         self._outcome, self._error = "finished", ""
-        if setup is not None and self.record.mode == Mode.TRAIN.value and "epochs" in arguments:
-            self._history = EpochHistory(setup.model, self.record.number, self._sinks.process)
+        if model is not None and self.record.mode == Mode.TRAIN.value and "epochs" in arguments:
+            self._history = EpochHistory(model, self.record.number, self._sinks.process)
             if ahead := log.ahead_seconds:  # `fit` has planned, for which the user has waited, too
                 record, log.ahead_seconds = self.record, 0.0
                 self.record = replace(
@@ -124,11 +125,6 @@ class LoopWriter:
             self.is_written = True
             self._due = now + pace.between_samples(now)
             self.write(now)
-
-    @property
-    def number(self) -> int:
-        """The number of the loop in its records."""
-        return self.record.number
 
     def write(self, now: float | None = None) -> None:
         """Writes the record of the loop as it is."""
@@ -149,16 +145,10 @@ class LoopWriter:
         elif not epoch and self._history is not None and mode is Mode.TRAIN:
             self._note_epochs(now)  # of a model that Keras's own loop runs
         if self._mode is not mode or self._current is None:
-            self._enter(mode, now)
-
-    def _enter(self, mode: Mode | None, now: float) -> None:
-        """Begins to count executions of another mode, or after a sample."""
-        self._mode = mode
-        self._current = self._counts.get(mode)
-        if self._current is None:
+            self._mode = mode
             name = self.record.mode if mode is None else mode.value
-            counts = ExecutionCounts(name, self._epoch, now)
-            self._current = self._counts[mode] = counts
+            counts = ExecutionCounts(name, self._epoch, pace.seconds_since_1970(now))
+            self._current = self._counts.setdefault(mode, counts)
 
     @without_errors
     def executed(
@@ -188,9 +178,9 @@ class LoopWriter:
         now = time.perf_counter()
         self._note_epochs(now)
         self.record = replace(self.record, epochs=number)
-        if self._setup is not None:
+        if self._model is not None:
             begin = self._arguments.get("initial_epoch") or 0
-            self._epoch = first_epoch(self._setup.model, begin) + number
+            self._epoch = first_epoch(self._model, begin) + number
         for function in self.at_epoch if number > 1 else ():
             function(lambda: self._sample(now))
 
@@ -207,7 +197,7 @@ class LoopWriter:
     def end(self, error: BaseException | None) -> None:
         """Ends the loop, or one of its calls."""
         self._end(error)
-        self._setup, self._arguments, self._log = None, {}, None
+        self._model, self._arguments, self._log = None, {}, None
         for function in self.at_end:
             function()
 
@@ -249,13 +239,6 @@ class LoopWriter:
         if self._history is not None:
             self._ended_epochs += self._history.ended(pace.seconds_since_1970(now))
 
-    def _write_epochs(self) -> None:
-        epochs, self._ended_epochs = self._ended_epochs, []
-        if epochs and self._written_epochs > pace.EPOCHS:
-            epochs = epochs[-1:]
-        self._written_epochs += len(epochs)
-        self._sinks.add_all(epochs)
-
     def _sample(self, now: float) -> None:
         """Writes everything since the last sample."""
         self._due = now + pace.between_samples(now)
@@ -271,21 +254,19 @@ class LoopWriter:
             ExecutionSample(
                 loop=self.record.number,
                 process=self._sinks.process,
-                mode=each.mode,
-                epoch=each.epoch,
-                began=pace.seconds_since_1970(each.began),
-                seconds=each.seconds,
-                executions=each.executions,
-                steps=each.steps,
                 compile_seconds=min(compiled.get(each.mode, 0.0), each.seconds),
                 wait_seconds=sum(feed.wait_seconds for feed in feeds if feed.mode == each.mode),
-                dispatch_seconds=each.dispatch_seconds,
+                **asdict(each),
             )
             for each in counts
         ]
-        self._sinks.add_all(samples)
-        self._sinks.add_all(feeds)
-        self._write_epochs()
+        self._sinks.add(*samples)
+        self._sinks.add(*feeds)
+        epochs, self._ended_epochs = self._ended_epochs, []
+        if self._written_epochs > pace.EPOCHS:
+            epochs = epochs[-1:]
+        self._written_epochs += len(epochs)
+        self._sinks.add(*epochs)
         self._add_up(samples)
         if now >= self._summary_due or (samples and not self.record.parameters):
             self.write(now)
@@ -307,14 +288,14 @@ class LoopWriter:
             seconds[mode] = seconds.get(mode, 0.0) + each
 
     def _add_up(self, samples: list[ExecutionSample]) -> None:
-        record, setup = self.record, self._setup
+        record, model = self.record, self._model
         self.record = replace(
             record,
             executions=record.executions + sum(each.executions for each in samples),
             steps=record.steps + sum(each.steps for each in samples),
             compile_seconds=record.compile_seconds + sum(each.compile_seconds for each in samples),
             wait_seconds=record.wait_seconds + sum(each.wait_seconds for each in samples),
-            parameters=record.parameters or (parameters_of(setup.model) if setup else 0),
+            parameters=record.parameters or (parameters_of(model) if model else 0),
         )
 
 
@@ -323,3 +304,8 @@ def first_line(error: BaseException) -> str:
     text = next((line for line in str(error).splitlines() if line.strip()), "").strip()
     name = type(error).__name__
     return (f"{name}: {text}" if text else name)[:_SHOWN]
+
+
+def parameters_of(model: keras.Model) -> int:
+    """Returns the number of elements of all weights; 0 if the model is not built."""
+    return sum(math.prod(weight.shape) for weight in model.weights) if model.built else 0

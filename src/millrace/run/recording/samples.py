@@ -21,7 +21,7 @@ class ExecutionCounts:
 
     mode: str
     epoch: int  # of the first one
-    began: float  # on the clock of `perf_counter`
+    began: float  # seconds since 1970
     seconds: float = 0.0
     executions: int = 0
     steps: int = 0

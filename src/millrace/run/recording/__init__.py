@@ -1,0 +1,1 @@
+"""Writes the records of a loop while it runs."""
