@@ -132,7 +132,10 @@ def test_the_strategy_of_the_scope(program):
     assert out.split() == ["True", "1", "False", "True", "2"]
 
 
-@idiom("Queues", "`isinstance(v, tf.Tensor)` of what an outfeed queue gives, then `v.numpy()`, `v[-1].numpy()`")
+@idiom(
+    "Queues",
+    "`isinstance(v, tf.Tensor)` of what a queue gives, `v.numpy()`, `v[-1].numpy()`",
+)
 def test_dequeued_values_are_tensors(program):
     out = program("""
         import numpy as np, tensorflow as tf
