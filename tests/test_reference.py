@@ -42,6 +42,12 @@ def test_every_public_name_has_an_entry(pages):
     assert sorted(names - entries(*pages.values())) == []
 
 
+def test_arguments_that_a_constructor_describes_are_shown(pages):
+    text = pages["api/callbacks.rst"]
+    both = re.findall(r"autoclass:: millrace\.callbacks\.(\w+)\n.*\n   :class-doc-from: both", text)
+    assert both == ["Checkpoint", "Report", "TensorStatistics"]  # the others, in the class's own
+
+
 def test_every_public_module_has_a_page(reference, pages):
     names = [name for name in dir(millrace) if not name.startswith("_")]
     modules = {name for name in names if inspect.ismodule(getattr(millrace, name))}

@@ -86,9 +86,12 @@ def navigation(index: str) -> Iterator[tuple[str, str | None, list[str]]]:
             yield heading, None, pages
 
 
-def toctree(pages: list[str], caption: str = "") -> str:
-    """Returns a directive that puts pages into the navigation, and shows nothing itself."""
-    lines = ["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), *pages]
+def toctree(pages: list[str], caption: str = "", option: str = ":hidden:") -> str:
+    """Returns a directive that puts pages into the navigation, and shows nothing itself.
+
+    With another option, such as `:maxdepth: 1`, it also lists their titles.
+    """
+    lines = ["```{toctree}", option, *([f":caption: {caption}"] if caption else []), *pages]
     return "\n\n" + "\n".join([*lines, "```"]) + "\n"
 
 
@@ -125,7 +128,8 @@ def sources(address: str) -> dict[str, str]:
     texts |= {source_of(path): example_page(path, address) for path in EXAMPLES}
     texts["examples/index.md"] = examples_page()
     texts |= (api := reference.pages())
-    texts["api.md"] += toctree([f"/{name.removesuffix('.rst')}" for name in api])
+    modules = [f"/{name.removesuffix('.rst')}" for name in api]
+    texts["api.md"] += toctree(modules, option=":maxdepth: 1")
     texts["commands.md"] += _COMMANDS
     index = texts["index.md"]
     program = re.search(r"^```python\n.*?^```$", texts["readme.md"], re.DOTALL | re.MULTILINE)

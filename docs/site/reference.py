@@ -94,6 +94,8 @@ def entry(path: str, value: object) -> str:
         return f".. autoexception:: {path}\n\n"
     # Members of enumerations have no docstrings, nor have some that the IPU's own classes have.
     without = "   :undoc-members:\n" if path.startswith("millrace_ipu.") else ""
+    if getattr(vars(value).get("__init__"), "__doc__", None):
+        without += "   :class-doc-from: both\n"  # where the arguments are described
     return f".. autoclass:: {path}\n   :members:\n{without}\n"
 
 

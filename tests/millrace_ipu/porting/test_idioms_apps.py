@@ -134,7 +134,7 @@ def test_the_strategy_of_the_scope(program):
 
 @idiom(
     "Queues",
-    "`isinstance(v, tf.Tensor)` of what an outfeed queue gives, then `v.numpy()`, `v[-1].numpy()`",
+    "`isinstance(v, tf.Tensor)` of what a queue gives, `v.numpy()`, `v[-1].numpy()`",
 )
 def test_dequeued_values_are_tensors(program):
     out = program("""

@@ -196,7 +196,7 @@ def test_diff_prints_and_write_writes(tmp_path, monkeypatch):
     )
     status, out, messages = run("--diff", path)
     assert (status, out) == (0, diff)
-    assert messages.startswith("1 file to rewrite. 1 file: nothing")
+    assert messages.startswith("1 file to rewrite. Nothing else to port")
     assert path.read_text() == text
     status, out, messages = run("--write", path)
     assert (status, out) == (0, diff)

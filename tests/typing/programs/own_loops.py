@@ -24,6 +24,8 @@ def body(total: jax.Array) -> jax.Array:
     return total + 1
 
 
+queue = millrace.OutfeedQueue("last")
+millrace.OutfeedQueue(mode="newest")  # pyright: ignore[reportArgumentType]
 millrace.repeat(10, body, jax.numpy.zeros(()))
 millrace.repeat("10", body)  # pyright: ignore[reportArgumentType]
 loss, gradients = millrace.value_and_grad(lambda: 1.0, [])

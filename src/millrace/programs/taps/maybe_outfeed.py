@@ -8,7 +8,7 @@ on the host    queue.dequeue() -> {"Dense_10": [E, ...], "Dense_128": [E, ...]}
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_graph import is_symbolic
@@ -36,7 +36,7 @@ class MaybeOutfeedQueue(OutfeedQueue):
 
     def __init__(
         self,
-        mode: str | QueueMode = "all",
+        mode: Literal["all", "last"] | QueueMode = "all",
         filters: Filter | Iterable[Filter] | None = None,
         *,
         max_bytes: int = GIB,

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ class OutfeedQueue:
         OptionError: for an unknown mode, or a limit below 1.
     """
 
-    def __init__(self, mode: str | QueueMode = "all", *, max_bytes: int = GIB):
+    def __init__(self, mode: Literal["all", "last"] | QueueMode = "all", *, max_bytes: int = GIB):
         self._mode = member(QueueMode, "mode", mode)
         self._max_bytes = whole_number("max_bytes", max_bytes, 1)
         self._blocks: deque[ElementBlock] = deque()

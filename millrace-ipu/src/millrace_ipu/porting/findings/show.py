@@ -65,7 +65,7 @@ def _show(program: PortedProgram, done: str, err: bool) -> int:
             click.echo(f"{file.module.path}:{finding.line}: {_text(finding)}", err=err)
     blocking = sum(finding.blocks for finding in findings)
     if program.modules:
-        click.echo(done + _summary(program, len(findings), blocking), err=err)
+        click.echo(done + _summary(program, len(findings), blocking, done), err=err)
     return 2 if program.unread else int(blocking > 0)
 
 
@@ -79,13 +79,15 @@ def _files(number: int) -> str:
     return "1 file" if number == 1 else f"{number} files"
 
 
-def _summary(program: PortedProgram, number: int, blocking: int) -> str:
+def _summary(program: PortedProgram, number: int, blocking: int, done: str) -> str:
     where = _files(len(program.modules))
     if blocking:
         verb, of = ("stands" if blocking == 1 else "stand"), f"finding{'s' * (number > 1)}"
         return f"{where}: {blocking} of {number} {of} {verb} in the way. See docs/porting.md."
     if any(uses_tensorflow(program, module) for module in program.modules):
         return f"{where}: nothing stands in the way. Run it with `millrace run`."
+    if done:
+        return "Nothing else to port: run it with `python`."
     return (
         f"{where}: nothing to port, as tensorflow and ipu packages are not imported. Run it with "
         "`python`."
