@@ -317,8 +317,8 @@ class Strategy:
             model: a compiled model of this strategy.
             batch_spec: one micro-batch as `fit` sees it, `(x, y)` or `(x, y, sample_weight)`, of
                 arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Values do not matter.
-            budget: bytes of one device, or text such as `"1.5GB"`; the memory that a device reports
-                is a limit, too.
+            budget: bytes of one device, or text such as `"1.5GB"`; None for `memory` of the
+                strategy. The memory that a device reports is a limit, too.
             steps_per_epoch: batches in an epoch, the longest block of arrays that stay on the
                 device. None for the steps of one execution.
 
