@@ -128,7 +128,9 @@ def sources(address: str) -> dict[str, str]:
     texts["api.md"] += toctree([f"/{name.removesuffix('.rst')}" for name in api])
     texts["commands.md"] += _COMMANDS
     index = texts["index.md"]
-    program = re.search(r"^```python\n.*?^```$", texts["readme.md"], re.DOTALL | re.MULTILINE)
+    program = re.search(
+        r"^```python\n.*?^```text\n.*?^```$", texts["readme.md"], re.DOTALL | re.MULTILINE
+    )
     if program:
         texts["index.md"] = re.sub("<!-- first program.*?-->", lambda _: program[0], index)
     trees: dict[str, str] = {}
