@@ -132,7 +132,9 @@ def sources(address: str) -> dict[str, str]:
     texts["api.md"] += toctree(modules, option=":maxdepth: 1")
     texts["commands.md"] += _COMMANDS
     index = texts["index.md"]
-    program = re.search(r"^```python\n.*?^```$", texts["readme.md"], re.DOTALL | re.MULTILINE)
+    program = re.search(
+        r"^```python\n.*?^```text\n.*?^```$", texts["readme.md"], re.DOTALL | re.MULTILINE
+    )
     if program:
         texts["index.md"] = re.sub("<!-- first program.*?-->", lambda _: program[0], index)
     trees: dict[str, str] = {}

@@ -105,7 +105,9 @@ def test_a_process_that_dies_ends_the_others_and_leaves_the_last_checkpoint(tmp_
 def test_a_pipeline_says_what_its_time_went_to_and_keeps_its_bits(tmp_path):
     result = launch(SCENES, "seconds", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"pipeline, updates +[\d.]+ s +99 updates\n  waiting for devices", result.stdout)
+    assert re.search(
+        r"pipeline, updates +[\d.]+ s +99 updates\n  waiting for devices", result.stdout
+    )
 
 
 def test_the_error_of_a_first_step_is_the_one_that_is_raised():

@@ -243,7 +243,7 @@ def test_nan_debugging_of_jax_names_the_failure(strategy):
     before = model.get_weights()
     jax.config.update("jax_debug_nans", True)
     try:
-        message = r"nan came out of 'train_run' over 4 steps.*Set steps_per_execution=1"
+        message = r"nan came out of 'train_run' over 4 steps.*Set steps_per_execution=1.*NaNWatch"
         with pytest.raises(NonFiniteError, match=message) as caught:
             model.fit(x, y, batch_size=4, verbose=0)
     finally:

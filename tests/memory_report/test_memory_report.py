@@ -156,6 +156,8 @@ def test_it_fits_or_not(strategy):
     unknown = strategy.memory_report(model, batch())
     assert unknown.fits is None
     assert "No limit is known: set one, such as budget" in str(unknown)
+    limited = millrace.Strategy(devices=1, memory="1GB")
+    assert limited.memory_report(make_model(limited), batch()).fits
     enough = strategy.memory_report(model, batch(), budget="1GB")
     assert enough.fits
     assert enough.changes == ()

@@ -25,7 +25,7 @@ def options_of(model):
 
 
 @pytest.mark.slow
-def test_fit_plans_where_plain_training_does_not_fit(caplog):
+def test_fit_plans_where_plain_training_does_not_fit(caplog, capsys):
     caplog.set_level(logging.INFO, "millrace")
     peak = peak_of(cases.mlp())
     strategy = millrace.Strategy(devices=1, memory=int(0.75 * peak))
@@ -38,6 +38,7 @@ def test_fit_plans_where_plain_training_does_not_fit(caplog):
     (line,) = [each.message for each in caplog.records if each.message.startswith("planned")]
     assert "'mlp' needs" in line
     assert "model.set_" in line
+    assert line in capsys.readouterr().err.splitlines()  # which is no terminal
     assert strategy.memory_report(model, (x[:ROWS], y[:ROWS])).peak <= 0.75 * peak
     planned = options_of(model)
     model.fit(x, y, batch_size=ROWS, verbose=0)
@@ -93,7 +94,6 @@ def test_larger_batches_are_planned_again():
 
 
 def test_a_generator_is_trained_and_not_planned(caplog):
-    caplog.set_level(logging.INFO, "millrace")
     strategy = millrace.Strategy(devices=1, memory="1GB")
     model = cases.attached(strategy, cases.mlp)
     x, y = cases.data(model, ROWS)

@@ -331,8 +331,7 @@ class Strategy:
         """
         controller = self._own(model, "memory_report()")
         with jax.default_device(self._home):
-            limit = self._totals.memory if budget is None else budget
-            report = memory_report(controller, batch_spec, limit, steps_per_epoch)
+            report = memory_report(controller, batch_spec, budget, steps_per_epoch)
         self._totals.sinks.add(report)
         return report
 

@@ -36,12 +36,12 @@ def progress(verb: str, what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def log_line(line: str) -> None:
-    """Logs a line at level INFO, and prints it if stderr is a terminal."""
+def log_line(line: str, is_choice: bool = False) -> None:
+    """Logs a line at level INFO, and prints it if stderr is a terminal, or if it is a choice."""
     logger.info("%s", line)
     console = Console(stderr=True)
-    if console.is_terminal:  # someone is waiting; a log file has the line above
-        console.print(line, style="dim", highlight=False, markup=False)
+    if is_choice or console.is_terminal:  # someone is waiting; a log file has the line above
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -243,8 +243,8 @@ class LoopFunction:
                 f"A {error.args[-1]} came out of '{self.mode.value}_run' over {steps} "
                 f"steps{f' ({span})' if span else ''}, where jax_debug_nans or jax_debug_infs told "
                 f"JAX to look for one. {self._non_finite_data()}The model has the weights from "
-                "before these steps. Set steps_per_execution=1 to find the step, or use "
-                "keras.callbacks.TerminateOnNaN() to only stop."
+                "before these steps. Set steps_per_execution=1 to find the step; or, with neither "
+                "of these on, use millrace.callbacks.NaNWatch(), which names the tensor."
             ) from error
         place = self._position.of_error()
         if place and isinstance(error, Exception) and not isinstance(error, RecompilationError):

@@ -79,7 +79,8 @@ def memory_report(
     steps_per_epoch: int | None,
 ) -> MemoryReport:
     """Returns the needs of training, and changes that fit; see `Strategy.memory_report`."""
-    model, limit = controller.model, None if budget is None else _limit(budget)
+    model = controller.model
+    limit = controller.totals.memory if budget is None else _limit(budget)
     spec = training_batch(controller, batch_spec, "memory_report()", steps_per_epoch)
     model.make_train_function()
     batches = batches_of_steps(controller.setup, Mode.TRAIN, spec, steps_per_epoch)

@@ -106,7 +106,8 @@ def _put(controller: Controller, plan: TrainingPlan, spec: BatchSpec) -> None:
         controller.put_options(after)
         log_line(
             f"planned: {plan.model!r} needs {bytes_text(plan.chosen.peak)} of "
-            f"{bytes_text(plan.memory)} with {_settings(plain.code)}"
+            f"{bytes_text(plan.memory)} with {_settings(plain.code)}",
+            is_choice=True,
         )
     controller.planned = PlannedOptions(before, after, spec)
 
@@ -126,4 +127,4 @@ def _has_default_options(controller: Controller) -> bool:
 
 def _say_unplanned(controller: Controller, why: str) -> None:
     if controller.totals.notes.is_new(f"planning: {why}"):
-        logger.info("%r %s", controller.model.name, why)
+        logger.warning("%r %s", controller.model.name, why)

@@ -124,7 +124,7 @@ class UpdateTrials:
 
     def _needs(self, layout: PlannedLayout, update: UpdatePlan) -> Needs:
         self.compilations += 1
-        total = f" of some {self.most}" if self.compilations <= self.most else ""
+        total = f" of about {self.most}" if self.compilations <= self.most else ""
         parts = f" in {update.micro_batches} micro-batches" if update.micro_batches > 1 else ""
         what = f"replicas x stages = {update.layout}{parts}"
         self.tick(f"compiling training {self.compilations}{total}: {what}")

@@ -132,7 +132,8 @@ def read_list(model: keras.Model, calls: Sequence[LayerCall], items: object) -> 
     if not isinstance(items, list):
         raise OptionError(
             f"The pipeline stages of the model '{model.name}' must be a list. Received: "
-            f"{type(items).__name__}. Change the list that get_pipeline_stage_assignment() returns."
+            f"{type(items).__name__}. Set pipeline_stage of each object in the list that "
+            "get_pipeline_stage_assignment() returns, and give that list, or 'auto' and num_stages."
         )
     if len(items) != len(calls):
         raise OptionError(
@@ -156,7 +157,8 @@ def _check_types(model: keras.Model, items: list[object], is_sequential: bool) -
     numbers = "either all whole numbers or all " if is_sequential else ""
     raise OptionError(
         f"The list for the model '{model.name}' holds {item!r}, of type {type(item).__name__}. "
-        f"Its elements must be {numbers}objects as get_pipeline_stage_assignment() returns them."
+        f"Its elements must be {numbers}objects as get_pipeline_stage_assignment() returns them: "
+        "set pipeline_stage of each. Or give 'auto' and num_stages."
     )
 
 

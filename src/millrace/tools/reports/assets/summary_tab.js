@@ -177,6 +177,6 @@ function flightsOf(run) {
   return section(
     "Values that were not finite",
     "",
-    run.flights.map((flight) => element("p", { class: "warning" }, `${dateText(number(flight.time))}: `, element("bdi", {}, flight.text), " Recorded in ", element("code", {}, flight.directory), ".")),
+    run.flights.map((flight) => element("p", { class: "warning" }, `${dateText(number(flight.time))}: `, element("bdi", {}, flight.text), ". Recorded in ", element("code", {}, flight.directory), ".")),
   );
 }
