@@ -11,13 +11,15 @@ import millrace
 import millrace_ipu
 from millrace_ipu.ipu.config import reset_system
 from millrace_ipu.porting.running.serve import run_script
+from millrace_ipu.tensorflow.compat.v1 import enable_v2_behavior
 
 
 @pytest.fixture(autouse=True)
 def no_system():
-    """Resets the configured system after each test."""
+    """Resets the configured system after each test, and the mode of TensorFlow 1."""
     yield
     reset_system()
+    enable_v2_behavior()
 
 
 @pytest.fixture
