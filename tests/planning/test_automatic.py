@@ -54,6 +54,7 @@ def test_nothing_changes_where_all_fits(caplog, tmp_path):
     model.fit(x, y, batch_size=ROWS, verbose=0)
     assert options_of(model) == before
     assert not [each for each in caplog.records if "planned" in each.message]
+    assert {each.cause for each in strategy.compile_log} == {"first compilation"}
     (loop,) = millrace.records.load(tmp_path).loops  # the planning is part of it
     assert loop.seconds >= loop.compile_seconds > loop.planning_seconds > 0
 

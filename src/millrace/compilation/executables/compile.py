@@ -98,8 +98,7 @@ def _shared(shared: SharedExecutable, lowering: Lowering, text: str) -> CompileR
 
 
 def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
-    here = jax.process_index()
-    return loads_quietly() and all(device.process_index == here for device in devices)
+    return loads_quietly() and all(d.process_index == jax.process_index() for d in devices)
 
 
 def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
@@ -108,7 +107,8 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
     cause = _with_difference(lowering.reason.cause, key, text)
     log.allow(wanted.what, cause, lowering.reason.is_again)
     earlier = history.keys(key.program)
-    history.add(key, text)
+    if not log.is_dry_run:  # the trials of a plan are no program of the user's
+        history.add(key, text)
     labels = EntryLabels(key.model, key.program, wanted.batch, key, wanted.layers)
     what = f"{wanted.what} (Ctrl-C waits for it)"
     with _cores, progress("compiling", what), looking_up(labels) as lookup:
