@@ -58,7 +58,7 @@ class IPUOutfeedQueue(OutfeedQueue):
                 f"{outfeed_mode!r}."
             )
         whole_number("buffer_depth", buffer_depth, 1)
-        super().__init__(mode.name.lower(), max_bytes=sys.maxsize)
+        super().__init__("all" if mode is IPUOutfeedMode.ALL else "last", max_bytes=sys.maxsize)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
         """Returns all elements since the last call; in graph mode, a deferred value of them.

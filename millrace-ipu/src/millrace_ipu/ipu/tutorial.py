@@ -36,7 +36,7 @@ class MaybeOutfeedQueue(millrace.MaybeOutfeedQueue):
         filters: list[Any] | None = None,
     ):
         mode = outfeed_mode.name if isinstance(outfeed_mode, enum.Enum) else outfeed_mode
-        super().__init__("all" if mode is None else mode, filters)
+        super().__init__(mode or "all", filters)  # type: ignore[arg-type] - it checks the name
 
     def maybe_enqueue(self) -> bool | None:  # type: ignore[override]
         """Enqueues all values that this trace has kept; returns None without any."""
