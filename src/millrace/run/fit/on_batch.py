@@ -24,6 +24,7 @@ from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 
 NAMES = {mode: f"{mode.value}_on_batch" for mode in Mode}
+_RESETS = "reset_metrics" in keras.Model.train_on_batch.__code__.co_names  # not in Keras 3.13
 
 
 class _Given(NamedTuple):
@@ -72,11 +73,10 @@ def short_call(controller: Controller, mode: Mode) -> Callable[..., Any]:
     stock = getattr(model, NAMES[mode])
     if getattr(type(model), NAMES[mode]) is not getattr(keras.Model, NAMES[mode]):
         return stock
-    given_by = _GIVEN[mode]
 
     def on_batch(*args: Any, **kwargs: Any) -> Any:
         function = _function(controller, mode)
-        given = None if function is None else given_by(*args, **kwargs)
+        given = None if function is None else _GIVEN[mode](*args, **kwargs)
         if function is None or given is None or not _is_simple(given):
             return stock(*args, **kwargs)
         results = _run(controller.model, mode, function, given.batch)
@@ -102,7 +102,7 @@ def _is_simple(given: _Given) -> bool:
 
 
 def _run(model: keras.Model, mode: Mode, function: LoopFunction, batch: ArrayTree) -> ArrayTree:
-    if mode is not Mode.PREDICT:
+    if mode is not Mode.PREDICT and _RESETS:
         model.reset_metrics()
     variables = {role: variables_of(model, role) for role in ROLES[mode]}
     values = {role: tuple(map(stored_value, group)) for role, group in variables.items()}
