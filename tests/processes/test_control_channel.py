@@ -109,7 +109,7 @@ def test_messages_arrive_in_pieces():
     with pytest.raises(ValueError, match="Expecting value"):
         connection.first(SECONDS)
     sender.sendall(b"[" * 5000 + b"\n")
-    with pytest.raises(ValueError, match="nested too deeply"):
+    with pytest.raises(ValueError, match=r"nested too deeply|Expecting value"):  # from 3.13 on
         connection.first(SECONDS)
     sender.close()
     assert connection.messages() is None
