@@ -18,7 +18,7 @@ While a loop runs, Keras keeps the state of the model beside the variables:
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import keras
 from keras.src.utils.python_utils import pythonify_logs
@@ -208,9 +208,12 @@ def report_logs(
             Keras reports, which reads the metrics once more.
     """
     private: Any = model
+    # In Keras 3.13 the metrics are Python's numbers; later versions convert them afterwards.
+    converts = "pythonify_logs" in keras.Model.get_metrics_result.__code__.co_names
 
     def result_or_logs(logs: object) -> object:
-        return choose(logs, lambda: type(private)._get_metrics_result_or_logs(private, logs))
+        chosen = choose(logs, lambda: type(private)._get_metrics_result_or_logs(private, logs))
+        return pythonify_logs(cast(Any, chosen)) if converts else chosen
 
     return "_get_metrics_result_or_logs", result_or_logs
 
