@@ -31,7 +31,7 @@ def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceErro
             f"A {error.args[-1]} came out of task {task}: {where}. jax_debug_nans or "
             "jax_debug_infs told JAX to look for one. The model has the weights from before this "
             "update. Look at the layers of that stage and at the data of that micro-batch, or use "
-            f"with neither of these on, millrace.callbacks.NaNWatch().\n{drawing}"
+            f"millrace.callbacks.NaNWatch() with both of these off.\n{drawing}"
         )
     return TaskError(f"Task {task} failed: {where}. {type(error).__name__}: {error}\n{drawing}")
 
