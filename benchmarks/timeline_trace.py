@@ -35,11 +35,11 @@ import workers
 from millrace.base.records.trace import ExecutionTrace
 from millrace.run.schedules.dependencies import dependencies
 from millrace.run.schedules.simulate import simulate
+from millrace.run.schedules.task import Pass, Task
 from millrace.tools.reports.twin import (
     SAMPLE,
     schedule_of,
     simulated_twin,
-    task_of,
     waited_transfers,
 )
 
@@ -173,7 +173,9 @@ def simulated_end(trace: ExecutionTrace) -> float:
     """Returns the end of a simulation in which each task takes as long as it did."""
     schedule = schedule_of(trace)
     waits = dependencies(schedule)
-    durations = {task_of(span): span.duration for span in trace.spans}
+    durations = {
+        Task(span.stage, Pass(span.kind), span.micro_batch): span.duration for span in trace.spans
+    }
     transfer = statistics.fmean(waited_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0])
     return simulate(schedule, durations.__getitem__, transfer, waits).end
 

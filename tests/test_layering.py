@@ -1,6 +1,7 @@
 """Every import points down a storey or stays in it, and none go in a circle."""
 
 import ast
+import importlib
 import pathlib
 import re
 
@@ -156,3 +157,18 @@ def test_private_names_stay_in_compat():
         and name.startswith(("jax._src", "keras.src", "jaxlib"))
     ]
     assert not private
+
+
+def test_benchmarks_import_names_that_exist():
+    """No test runs all benchmarks, and the type checker does not read them."""
+    missing = []
+    for path in sorted((SOURCE.parents[1] / "benchmarks").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "millrace":
+                module = importlib.import_module(node.module)
+                missing += [
+                    f"{path.name}:{node.lineno} {node.module}.{alias.name}"
+                    for alias in node.names
+                    if not hasattr(module, alias.name)
+                ]
+    assert not missing
