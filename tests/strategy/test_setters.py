@@ -194,7 +194,8 @@ def test_the_page_lists_every_option():
 def test_the_docstring_of_a_setter_has_its_options():
     for setter in SETTERS:
         for argument, entry in arguments_of(setter.__name__).items():
-            assert f"        {argument}: {entry.option.doc[:20]}" in (setter.__doc__ or "")
+            text = inspect.getdoc(setter) or ""
+            assert f"\n    {argument}: {entry.option.doc[:20]}" in text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ python tests/typing/attached_stub.py
 import inspect
 import pathlib
 import re
+import textwrap
 import types
 import typing
 
@@ -31,7 +32,7 @@ from millrace.run.pipelines.assignment.lists import AnyAssignment
 from millrace.run.precompile.described_batch import BatchDescription
 
 class Attached(keras.Model):
-    """{attached.Attached.__doc__}
+    """{inspect.getdoc(attached.Attached)}
 
     An argument of a setter that is left out, or None, keeps the value in force. `help()` of a
     method names its errors, too.
@@ -76,14 +77,12 @@ def type_text(annotation) -> str:
 
 
 def docstring(method) -> str:
-    text = re.sub(
-        r"\n +(controller: of the model whose|\*\*unknown: refused,) .*", "", method.__doc__
-    )
-    text = re.sub(r"\n {12,}", " ", text)  # what is wrapped below the line of an argument
+    text = inspect.getdoc(method)
+    text = re.sub(r"\n +(controller: of the model whose|\*\*unknown: refused,) .*", "", text)
+    text = re.sub(r"\n {8,}", " ", text)  # what is wrapped below the line of an argument
     # What all of them say is said once, above.
-    text = re.sub(r"\n\n    (Raises:|An(other)? argument left)(.|\n)*", "", text).rstrip()
-    lines = [f"    {line}" if line else "" for line in text.split("\n")]
-    text = "\n".join(lines).lstrip()
+    text = re.sub(r"\n\n(Raises:|An(other)? argument left)(.|\n)*", "", text).rstrip()
+    text = textwrap.indent(text, " " * 8).lstrip()
     return text + "\n        " if "\n" in text else text
 
 

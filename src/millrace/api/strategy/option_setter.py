@@ -58,7 +58,7 @@ def setter(
             controller.put_options(finish(controller, options, arguments), keeps_functions)
 
         set_options.__signature__ = signature  # type: ignore[attr-defined]
-        set_options.__doc__ = _docstring(finish.__doc__ or "", entries, defaults or {})
+        set_options.__doc__ = _docstring(inspect.getdoc(finish) or "", entries, defaults or {})
         return set_options
 
     return decorate
@@ -84,7 +84,7 @@ def _signature(
 
 def _docstring(text: str, entries: Mapping[str, Entry], defaults: Mapping[str, str]) -> str:
     """Returns a docstring with the arguments between its text and `Raises`."""
-    lines = ["    Args:"]
+    lines = ["Args:"]
     for name, entry in entries.items():
         default = f"Default: {default_text(entry)}."
         if name in defaults:
@@ -94,12 +94,12 @@ def _docstring(text: str, entries: Mapping[str, Entry], defaults: Mapping[str, s
             )
         line = f"{name}: {entry.option.doc} {default}"
         lines += textwrap.wrap(
-            line, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
+            line, 96, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
         )
     which = "Another" if defaults else "An"
     rule = f"{which} argument left out, or None, keeps the value in force."
-    arguments = "\n".join([*lines, "", f"    {rule}"])
-    before, raises, after = text.partition("    Raises:")
+    arguments = "\n".join([*lines, "", rule])
+    before, raises, after = text.partition("Raises:")
     return f"{before}{arguments}\n\n{raises}{after}"
 
 
