@@ -26,6 +26,8 @@ DOCS = ROOT / "docs"
 PAGES = (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("decisions/*.md"))
 EXAMPLES = (*ROOT.glob("examples/*.py"), *ROOT.glob("millrace-ipu/examples/*.py"))
 _CODE = re.compile(r"(^```.*?^```|^ {4}.*?$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_ELEMENT = re.compile(r"<(td|h\d)\b.*?</\1>", re.DOTALL)
+_NAME = re.compile(r"(?<=>)[^<>]+")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _COMMANDS = """
 ```{eval-rst}
@@ -166,9 +168,21 @@ def name_languages(app: Sphinx, doctree: nodes.document) -> None:
             block["language"] = reference.language(block.astext())
 
 
+def break_names(
+    app: Sphinx, page: str, template: str, context: dict[str, object], doctree: object
+) -> None:
+    """Lets a long name in a table or a heading break after an underscore or a dot."""
+
+    def with_breaks(element: re.Match[str]) -> str:
+        return _NAME.sub(lambda text: re.sub(r"[_.](?=[a-z])", r"\g<0><wbr>", text[0]), element[0])
+
+    context["body"] = _ELEMENT.sub(with_breaks, str(context.get("body", "")))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_config_value("repository", "", "env")
     app.connect("builder-inited", write_sources)
     app.connect("doctree-read", name_languages)
+    app.connect("html-page-context", break_names)
     return {"parallel_read_safe": True}
