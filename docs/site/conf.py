@@ -32,6 +32,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 
+smartquotes_action = "q"  # the two dashes of an option stay two
 myst_heading_anchors = 4  # as on code hosts
 
 # Docstrings set names in single backticks: a link where there is such a name, else code.

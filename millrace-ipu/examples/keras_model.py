@@ -1,7 +1,9 @@
 """A Keras program for the IPU, a pipeline in two stages; only its two imports have changed.
 
-from tensorflow.python import ipu    ->    from millrace_ipu import ipu
-import tensorflow as tf              ->    from millrace_ipu import tensorflow as tf
+    from tensorflow.python import ipu    ->    from millrace_ipu import ipu
+    import tensorflow as tf              ->    from millrace_ipu import tensorflow as tf
+
+The rest is as it was written for TensorFlow.
 """
 
 import numpy as np
