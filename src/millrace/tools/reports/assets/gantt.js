@@ -140,7 +140,9 @@ class Gantt {
     context.textAlign = "center";
     for (const time of this.ticks()) {
       const x = this.labels + ((time - this.view.from) / this.view.length) * this.plot;
-      context.fillText(axisTime(time, this.view.length), x * ratio, 9 * ratio);
+      const text = axisTime(time, this.view.length);
+      const last = this.canvas.width - context.measureText(text).width / 2; // at the right edge
+      context.fillText(text, Math.min(x * ratio, last), 9 * ratio);
     }
     // Which part of everything is visible.
     const all = this.view.last - this.view.first;
