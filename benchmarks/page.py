@@ -185,13 +185,15 @@ def _range(claim: Claim, measured: Iterable[Result]) -> str:
     """Returns the lowest and the highest figure of all processors, for each name of a claim."""
     figures = [figure for result in measured for part in result.parts for figure in part.figures]
     ranges = []
-    for name in claim.names:
-        pattern, is_inverted = name.removeprefix("1 / "), name.startswith("1 / ")
-        values = [float(f.value) for f in figures if re.fullmatch(pattern, f.name)]
+    for pattern in claim.names:
+        values = []
+        for figure in figures:
+            if re.fullmatch(pattern, figure.name):
+                values.append(float(figure.value))
+            elif re.fullmatch(pattern, f"1 / {figure.name}"):
+                values.append(1 / float(figure.value))
         if not values:
             raise ValueError(f"{claim.scripts} have no figure named {pattern!r}.")
-        if is_inverted:
-            values = [1 / value for value in values]
         ends = (f"{v:.2f}" if v < 100 else f"{v:.0f}" for v in (min(values), max(values)))
         ranges.append(" to ".join(dict.fromkeys(ends)))
     return claim.text.format(*ranges)
