@@ -316,7 +316,8 @@ def setup(app: Any) -> dict[str, bool]:
             return "", result
         if what == "class" and text == "(*args, **kwargs)":  # of the `__new__` of Keras's layers
             return stringify_signature(inspect.signature(value), unqualified_typehints=True), result
-        return None
+        # Sphinx reads a signature as Python, and shows as it is what it cannot read.
+        return (text or "").replace("<default>", "...") or None, result
 
     from sphinx.util.inspect import stringify_signature  # not needed to list the names
 
