@@ -168,6 +168,12 @@ def name_languages(app: Sphinx, doctree: nodes.document) -> None:
             block["language"] = reference.language(block.astext())
 
 
+def set_dashes(app: Sphinx, doctree: nodes.document) -> None:
+    """Sets a dash between an argument and its meaning, where Sphinx writes two hyphens."""
+    for text in [each for each in doctree.findall(nodes.Text) if each == " -- "]:
+        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def break_names(
     app: Sphinx, page: str, template: str, context: dict[str, object], doctree: object
 ) -> None:
@@ -184,5 +190,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("repository", "", "env")
     app.connect("builder-inited", write_sources)
     app.connect("doctree-read", name_languages)
+    app.connect("doctree-read", set_dashes)
     app.connect("html-page-context", break_names)
     return {"parallel_read_safe": True}
