@@ -10,8 +10,7 @@ weight update, activations at every batch. Choose among four models:
     python mnist_inspection.py --model-type Model --no-pipelining
 
 The second callback belongs to the queue that the model does not use, and says so. The activations
-stay unread, and the program does not wait. With `--read-activations` a third callback
-reads them.
+stay unread, and the program does not wait; a third callback reads them with `--read-activations`.
 """
 
 from millrace_ipu import ipu  # isort: skip - first: it makes JAX the backend of Keras

@@ -123,6 +123,8 @@ def _running(model: keras.Model, name: str) -> AbstractContextManager[Any]:
 
 
 # The method by which Keras writes the values of a running loop back to the variables.
+# Whether train_on_batch and test_on_batch report their batch alone, not all since the last reset.
+REPORTS_BATCH = keras_is("3.15")
 STATE_SYNC = "state_sync" if keras_is("3.16") else "jax_state_sync"
 _KEYS = {
     "trainable": "trainable_variables",
@@ -208,12 +210,11 @@ def report_logs(
             Keras reports, which reads the metrics once more.
     """
     private: Any = model
-    # In Keras 3.13 the metrics are Python's numbers; later versions convert them afterwards.
-    converts = "pythonify_logs" in keras.Model.get_metrics_result.__code__.co_names
 
     def result_or_logs(logs: object) -> object:
         chosen = choose(logs, lambda: type(private)._get_metrics_result_or_logs(private, logs))
-        return pythonify_logs(cast(Any, chosen)) if converts else chosen
+        # From 3.14 on, Keras makes Python's numbers of what this returns.
+        return chosen if keras_is("3.14") else pythonify_logs(cast(Any, chosen))
 
     return "_get_metrics_result_or_logs", result_or_logs
 

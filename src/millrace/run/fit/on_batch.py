@@ -15,7 +15,12 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_loops import put_values, reported_logs, variables_of
+from millrace._compat.keras_loops import (
+    REPORTS_BATCH,
+    put_values,
+    reported_logs,
+    variables_of,
+)
 from millrace._compat.keras_steps import stored_value
 from millrace.base.pytrees import ArrayTree
 from millrace.programs.plan import Mode
@@ -24,7 +29,6 @@ from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 
 NAMES = {mode: f"{mode.value}_on_batch" for mode in Mode}
-_RESETS = "reset_metrics" in keras.Model.train_on_batch.__code__.co_names  # not in Keras 3.13
 
 
 class _Given(NamedTuple):
@@ -102,7 +106,7 @@ def _is_simple(given: _Given) -> bool:
 
 
 def _run(model: keras.Model, mode: Mode, function: LoopFunction, batch: ArrayTree) -> ArrayTree:
-    if mode is not Mode.PREDICT and _RESETS:
+    if mode is not Mode.PREDICT and REPORTS_BATCH:
         model.reset_metrics()
     variables = {role: variables_of(model, role) for role in ROLES[mode]}
     values = {role: tuple(map(stored_value, group)) for role, group in variables.items()}
