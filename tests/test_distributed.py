@@ -43,6 +43,7 @@ def start(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_two_processes_compute_and_compare_together(start):
     status, said, outputs, _ = start("comparison", devices=2)
     assert status == 0, (said, outputs)

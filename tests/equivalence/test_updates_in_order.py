@@ -86,10 +86,10 @@ def losses_of(model, rows, steps=1):
 @pytest.mark.parametrize(
     ("rows", "accumulation", "most"),
     [
-        pytest.param(16, {}, 0.5, id="updates"),
+        pytest.param(16, {}, 0.5, id="updates", marks=pytest.mark.slow),
         pytest.param(4, {"gradient_accumulation_steps_per_replica": 4}, 0.5, id="micro-batches"),
         # Of which the sums are one whole.
-        pytest.param(16, {"micro_batch": 6}, 1.5, id="parts"),
+        pytest.param(16, {"micro_batch": 6}, 1.5, id="parts", marks=pytest.mark.slow),
     ],
 )
 def test_gradients_do_not_wait_for_the_last(least_memory, rows, accumulation, most):
