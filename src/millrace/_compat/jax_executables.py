@@ -8,15 +8,19 @@ read, but by no public call. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
 """
 
 import io
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import compilation_cache, compiler
+from jax._src.lib import xla_client  # type: ignore[attr-defined]
 from jax.experimental import serialize_executable
 from jax.tree_util import PyTreeDef
+
+from millrace._compat.jax_memory import is_on_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ def sizes_of(compiled: object) -> Sizes:
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
+        - _host_bytes(compiled, memory)
     )
     code = getattr(memory, "generated_code_size_in_bytes", 0) or 0
     return Sizes(peak, memory.temp_size_in_bytes or 0, code)
@@ -56,12 +61,44 @@ def requirement(compiled: jax.stages.Compiled) -> int:
 def argument_bytes(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes of the arguments that a program reads, on each device."""
     memory = _analysis(compiled)
-    return 0 if memory is None else memory.argument_size_in_bytes
+    if memory is None:
+        return 0
+    return memory.argument_size_in_bytes - _host_bytes(compiled, memory)
+
+
+def argument_sizes(compiled: jax.stages.Compiled) -> list[int]:
+    """Returns the bytes of each argument that a program reads, on each device, as its shape says.
+
+    An argument in host memory has none.
+    """
+    return [0 if is_on_host(sharding) else size for size, sharding in _arguments(compiled)]
+
+
+def _arguments(compiled: jax.stages.Compiled) -> Iterator[tuple[int, Any]]:
+    """Yields the bytes on a device of each argument that a program reads, and its sharding."""
+    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda each: each is None)
+    leaves = jax.tree.leaves(compiled.args_info)
+    for number in sorted(getattr(compiled._executable, "_kept_var_idx", range(len(leaves)))):
+        value, sharding = leaves[number], shardings[number]
+        shape = value.shape if sharding is None else sharding.shard_shape(value.shape)
+        yield math.prod(shape) * value.dtype.itemsize, sharding
+
+
+def _host_bytes(compiled: Any, memory: Any) -> int:
+    """Returns the bytes in host memory that XLA counts as memory of the device: on a GPU."""
+    devices = () if not isinstance(compiled, jax.stages.Compiled) else devices_of(compiled)
+    if memory.host_argument_size_in_bytes or not devices or devices[0].platform != "gpu":
+        return 0
+    return sum(size for size, sharding in _arguments(compiled) if is_on_host(sharding))
 
 
 def flops(compiled: jax.stages.Compiled) -> float:
     """Returns the FLOPs of one call; the body of a loop of unknown length is counted once."""
-    costs: Any = compiled.cost_analysis() or {}
+    costs: Any = compiled.cost_analysis()
+    if costs is None:  # of a GPU that is described: XLA's count of the same program for CPU
+        executable: Any = compiled.runtime_executable()
+        counter: Any = xla_client._xla.hlo_module_cost_analysis  # type: ignore[attr-defined]
+        costs = counter(jax.devices("cpu")[0].client, executable.hlo_modules()[0])
     return float((costs[0] if isinstance(costs, list) else costs).get("flops", 0.0))
 
 
@@ -91,7 +128,10 @@ def kept_arguments(compiled: jax.stages.Compiled) -> list[tuple[Any, ...]]:
 def devices_of(compiled: jax.stages.Compiled) -> tuple[jax.Device, ...]:
     """Returns the devices of an executable, in order; none where JAX does not say."""
     executable: Any = compiled.runtime_executable()
-    return tuple(getattr(executable, "local_devices", lambda: ())())
+    if hasattr(executable, "local_devices"):
+        return tuple(executable.local_devices())
+    unloaded: Any = getattr(compiled._executable, "_unloaded_executable", None)  # of a target
+    return tuple(getattr(unloaded, "device_list", ()))
 
 
 def result_paths(compiled: jax.stages.Compiled) -> list[tuple[Any, ...]]:

@@ -155,6 +155,22 @@ OPTIMIZER_INIT = Patch(
     "__init__",
     ("self", "learning_rate"),
 )
+VARIABLE_INIT = Patch(
+    "keras.Variable._initialize_with_initializer",
+    "gives the large variables of a model that is built for a target a shape and no value",
+    While.MODELS,
+    lambda: keras.Variable,
+    "_initialize_with_initializer",
+    ("self", "initializer"),
+)
+VARIABLE_ASSIGN = Patch(
+    "keras.Variable._direct_assign",
+    "lets values that are assigned to them, such as loaded weights, have no effect",
+    While.MODELS,
+    lambda: keras.Variable,
+    "_direct_assign",
+    ("self", "value"),
+)
 COMPILATION_CACHE = Patch(
     "jax._src.compilation_cache._cache",
     "lets JAX keep executables in files that are verified, written whole and limited in number",

@@ -18,7 +18,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from millrace._compat.jax_processes import backends_are_initialized, end_unused_backends
+from millrace._compat.jax_targets import belongs_here
 from millrace.base.pytrees import Array
+from millrace.base.targets.target import target_of
 from millrace.errors import DeviceError, OptionError, PlanError
 
 _THREADS_PER_DEVICE = 4
@@ -51,8 +53,7 @@ class DeviceGroup:
     @functools.cached_property
     def local(self) -> tuple[int, ...]:
         """Replicas whose device belongs to this process."""
-        here = jax.process_index()
-        return tuple(k for k, device in enumerate(self.devices) if device.process_index == here)
+        return tuple(k for k, device in enumerate(self.devices) if belongs_here(device))
 
     @functools.cached_property
     def is_local(self) -> bool:
@@ -113,10 +114,10 @@ def home(devices: Sequence[jax.Device]) -> jax.Device:
     Raises:
         DeviceError: if all devices belong to other processes.
     """
-    here = jax.process_index()
     for device in devices:
-        if device.process_index == here:
+        if belongs_here(device):
             return device
+    here = jax.process_index()
     owners = sorted({device.process_index for device in devices})
     raise DeviceError(
         f"None of the strategy's devices {list(devices)} belongs to this process, number {here}: "
@@ -124,6 +125,12 @@ def home(devices: Sequence[jax.Device]) -> jax.Device:
         "the devices of all processes, or devices=jax.local_devices() for a separate strategy in "
         "each process."
     )
+
+
+def device_name(device: jax.Device) -> str:
+    """Returns the name of a device, as reports and plans show it."""
+    kind = target_of(device)
+    return str(device) if kind is None else f"{kind.name}:{device.id}"
 
 
 def put_on(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -42,6 +42,7 @@ from millrace.run.fit.asynchronous import callback_list
 from millrace.run.fit.callbacks import last_ones_last
 from millrace.run.fit.checks import hint_steps_per_execution
 from millrace.run.fit.controller import ATTRIBUTE, Controller, controller_of
+from millrace.run.fit.described import refuse_described
 from millrace.run.fit.epochs import make_epoch_iterator
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.multi_process import quiet_unless_first, whole_files
@@ -180,6 +181,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if controller_of(model) is not controller:  # a method of a detached model
             return getattr(model, name)(*args, **kwargs)
         stock = getattr(type(model), name)
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        refuse_described(controller.setup, name, bound.arguments)
         is_uncompiled = runs_uncompiled(controller.setup)
         if is_uncompiled:
             check_uncompiled(controller.setup, mode)
@@ -190,8 +194,6 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 steps = controller.setup.accumulation_as_set.steps
                 if controller.totals.notes.is_new(f"updates of {steps} steps: {model.name}"):
                     hint_steps_per_execution(model.name, steps)
-        bound = signature.bind(model, *args, **kwargs)
-        bound.apply_defaults()
         if is_uncompiled:
             with controller.running(mode, bound.arguments):
                 return stock(*bound.args, **bound.kwargs)
@@ -214,10 +216,13 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
 
 def _on_batch(method: Callable[P, T], mode: Mode, controller: Controller) -> Callable[P, T]:
-    call = short_call(controller, mode)
+    call, signature = short_call(controller, mode), inspect.signature(method)
 
     @functools.wraps(method)
     def on_batch(*args: P.args, **kwargs: P.kwargs) -> T:
+        if controller.setup.is_described:
+            given = signature.bind(*args, **kwargs).arguments
+            refuse_described(controller.setup, NAMES[mode], given)
         with (
             controller.in_one_thread(),
             held_back(),

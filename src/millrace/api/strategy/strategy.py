@@ -1,5 +1,6 @@
 """The strategy: devices to run on, and a scope in which models are attached."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from typing import Literal, TypeVar
 import jax
 import keras
 
+from millrace._compat.jax_targets import is_described
 from millrace._compat.keras_build import after_construction, raise_own_errors
+from millrace._compat.keras_variables import described_variables
 from millrace._compat.patches import held
 from millrace.api.strategy.attach import attach, builds_inner_graph, detach
 from millrace.api.strategy.attached import Attached
@@ -20,6 +23,7 @@ from millrace.base.records.compilation import CompileRecord, Origin, compile_tot
 from millrace.base.records.memory_report import MemoryReport
 from millrace.base.records.sinks import RecordSinks
 from millrace.base.records.statistics import RunStatistics
+from millrace.base.targets.target import find_target
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.compilation.cache.use import Default, use_cache
 from millrace.compilation.executables.call_description import name_of
@@ -61,6 +65,9 @@ class Strategy:
         devices: None for the default platform's, a number of them, `"cpu:8"` for eight virtual
             CPU devices, or a sequence of JAX devices. A model runs as many replicas as the devices
             hold: one on each, or on as many as its pipeline takes.
+        target: devices that are not here, and are described: `"h100:8"`, `"v5e:2x4"`. Models are
+            built without values; `memory_report`, `plan` and `precompile` work on programs that
+            the target's own compiler makes, and `fit` refuses to run.
         cache_dir: the directory in which this process keeps its executables for others, or None
             for no such cache. The default is `MILLRACE_CACHE_DIR`, or else a directory in the
             user's cache.
@@ -75,22 +82,29 @@ class Strategy:
             it is.
 
     Raises:
-        DeviceError: if there are no such devices, or those of JAX are in use already.
-        OptionError: for an invalid argument, if `report_dir` cannot be made, or if `memory` is
-            `"auto"` and a device reports none.
+        DeviceError: if there are no such devices, or those of JAX are in use already; or without
+            the compiler of a target.
+        OptionError: for an invalid argument, or both devices and a target, if `report_dir` cannot
+            be made, or if `memory` is `"auto"` and a device reports none.
     """
 
     def __init__(
         self,
         devices: int | str | Sequence[jax.Device] | None = None,
         *,
+        target: str | None = None,
         cache_dir: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
         report_dir: str | os.PathLike[str] | None = None,
         on_recompile: Literal["log", "warn", "error"] | RecompilePolicy = "log",
         memory: int | str | None = None,
     ):
         policy = member(RecompilePolicy, "on_recompile", on_recompile)
-        self._use(find_devices(devices))
+        if target is not None and devices is not None:
+            raise OptionError(
+                "devices are here, and a target's are described. Received both: "
+                f"devices={devices!r}, target={target!r}. Leave one of them out."
+            )
+        self._use(find_devices(devices) if target is None else find_target(target))
         use_cache(cache_dir)
         show_phases()
         if report_dir is None:
@@ -113,11 +127,20 @@ class Strategy:
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The strategy's devices."""
-        return devices_of(self._ids)
+        return self._described or devices_of(self._ids)
 
     @property
     def _home(self) -> jax.Device:
-        return home(self.devices)
+        return jax.devices("cpu")[0] if self._described else home(self.devices)
+
+    @contextmanager
+    def _at_home(self) -> Iterator[None]:
+        """Has arrays made on the first device; for a target in host memory, and few of them."""
+        with contextlib.ExitStack() as stack:
+            if self._described:
+                stack.enter_context(described_variables())
+            stack.enter_context(jax.default_device(self._home))
+            yield
 
     @property
     def compile_log(self) -> tuple[CompileRecord, ...]:
@@ -234,7 +257,7 @@ class Strategy:
         with (
             _in_scope.bound_to(self),
             held(),
-            jax.default_device(self._home),
+            self._at_home(),
             stages_allowed(),
             logging_to(self._totals.compile_log),
             functions_recorded_by(self._functions),
@@ -294,6 +317,7 @@ class Strategy:
     def _use(self, devices: Sequence[jax.Device]) -> None:
         """Runs on other devices from now on; models that are attached stay on theirs."""
         home(devices)  # refuses those of other processes
+        self._described = tuple(devices) if is_described(devices[0]) else ()
         self._ids = [(device.platform, device.id) for device in devices]
 
     def _has(self, model: object) -> bool:
@@ -330,7 +354,7 @@ class Strategy:
             PlanError: if options and stages do not fit together, as in `fit`.
         """
         controller = self._own(model, "memory_report()")
-        with jax.default_device(self._home):
+        with self._at_home():
             report = memory_report(controller, batch_spec, budget, steps_per_epoch)
         self._totals.sinks.add(report)
         return report
@@ -372,7 +396,7 @@ class Strategy:
             UnsupportedError: if devices belong to other processes.
         """
         controller = self._own(model, "plan()")
-        with jax.default_device(self._home):
+        with self._at_home():
             return make_plan(controller, batch_spec, memory, measure)
 
     def _own(self, model: keras.Model, caller: str) -> Controller:
@@ -413,7 +437,7 @@ class Strategy:
         log = self._totals.compile_log
         with (
             _running.bound_to(self),
-            jax.default_device(self._home),
+            self._at_home(),
             logging_to(log),
             functions_recorded_by(self._functions),
             recorded_call(name_of(fn)),

@@ -10,6 +10,7 @@ import jax
 
 from millrace._compat.jax_cache import loads_quietly
 from millrace._compat.jax_executables import Sizes, sizes_of
+from millrace._compat.jax_targets import belongs_here
 from millrace.base.records.cache import EntryLabels
 from millrace.base.records.compilation import Aspect, Cause, Origin, ProgramKey
 from millrace.base.records.printable import printable
@@ -98,7 +99,7 @@ def _shared(shared: SharedExecutable, lowering: Lowering, text: str) -> CompileR
 
 
 def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
-    return loads_quietly() and all(d.process_index == jax.process_index() for d in devices)
+    return loads_quietly() and all(map(belongs_here, devices))
 
 
 def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:

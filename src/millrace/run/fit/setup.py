@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.jax_targets import belongs_here, is_described
 from millrace._compat.keras_data import DataAdapter
 from millrace.base.devices import DeviceGroup, share_out
 from millrace.base.options import Accumulation, MetricReduction, Offload, Options
@@ -33,7 +34,6 @@ from millrace.run.fit.pipelined_model import (
     check_pipeline,
     groups_needed,
 )
-from millrace.run.processes.agreement import process_index
 
 
 class Rules:
@@ -160,6 +160,11 @@ class Setup:
         return _are_elsewhere(self.devices)
 
     @property
+    def is_described(self) -> bool:
+        """Whether the devices are those of a target, for which programs are compiled only."""
+        return is_described(self.devices[0])
+
+    @property
     def accumulation(self) -> Accumulation:
         """The accumulation of one update; a pipeline has separate options for it.
 
@@ -257,4 +262,4 @@ class Setup:
 
 @functools.lru_cache(maxsize=64)  # asked for in each execution
 def _are_elsewhere(devices: tuple[jax.Device, ...]) -> bool:
-    return any(device.process_index != process_index() for device in devices)
+    return not all(map(belongs_here, devices))

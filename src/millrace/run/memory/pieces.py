@@ -13,12 +13,13 @@ import jax
 import keras
 
 from millrace._compat.jax_executables import (
-    argument_bytes,
+    argument_sizes,
     buffers_proto,
     kept_arguments,
     requirement,
 )
 from millrace._compat.keras_layers import layer_names
+from millrace.base.devices import device_name
 from millrace.base.records.memory_report import DeviceMemory, StageMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.programs.plan import Plan
@@ -75,7 +76,7 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
         layer_finder(layer_names(model), renames_of(peak.executable)),
         LoopLabels(model, plan, peak.program).argument,
     )
-    devices = tuple(map(str, plan.group.devices))
+    devices = tuple(map(device_name, plan.group.devices))
     name = f"{plan.mode.value}_{peak.program}"
     return DeviceMemory(devices, name, (stage,), profile.alive, curve=profile.curve)
 
@@ -84,15 +85,18 @@ def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:
     """Returns the bytes of each argument on one device, numbers excluded."""
     compiled, kinds = compiled_of(call.executable), ARGUMENTS[call.program]
     paths = kept_arguments(compiled)
-    argument_sizes: dict[tuple[str, ValuePath], int] = {}
-    for allocation in read_buffers(buffers_proto(compiled)).allocations:
-        if allocation.is_parameter and allocation.parameter < len(paths):
-            (position, *rest) = paths[allocation.parameter]
-            if position.idx < len(kinds):
-                argument_sizes[kinds[position.idx], tuple(rest)] = allocation.size
-    if not argument_sizes:  # a backend without the addresses of buffers
-        argument_sizes[kinds[0], ()] = argument_bytes(compiled)
-    return argument_sizes
+    sizes = {
+        each.parameter: each.size
+        for each in read_buffers(buffers_proto(compiled)).allocations
+        if each.is_parameter
+    }
+    if not sizes:  # a backend without the addresses of buffers
+        sizes = dict(enumerate(argument_sizes(compiled)))
+    return {
+        (kinds[position.idx], tuple(rest)): sizes[number]
+        for number, (position, *rest) in enumerate(paths)
+        if number in sizes and position.idx < len(kinds)
+    }
 
 
 def _role(kind: str, path: ValuePath) -> str:

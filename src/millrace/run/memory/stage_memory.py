@@ -13,7 +13,7 @@ from millrace._compat.jax_memory import is_on_host
 from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_loops import variables_of
 from millrace._compat.keras_steps import stored_value
-from millrace.base.devices import DeviceGroup
+from millrace.base.devices import DeviceGroup, device_name
 from millrace.base.pytrees import Spec
 from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory, StageMemory
@@ -55,7 +55,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
         others = _of_other_stages(model, programs, group, here, sum(row.total for row in rows))
         rows[0] = replace(rows[0], other=rows[0].other + others)
         program = builder.program(moment.program, moment.stage).name
-        devices = tuple(map(str, group.devices))
+        devices = tuple(map(device_name, group.devices))
         alive = _alive(model, programs, moment, rows)
         if others:
             alive.append(LiveBuffer("values of other stages, at first", others, "", ""))

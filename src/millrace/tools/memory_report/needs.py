@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from millrace._compat.jax_executables import flops
 from millrace._compat.jax_memory import memory_limit
+from millrace.base.devices import device_name
 from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory
 from millrace.compilation.executables.executable import compiled_of
@@ -69,7 +70,7 @@ def with_limits(
     devices: Sequence[DeviceMemory], setup: Setup, budget: int | None
 ) -> tuple[DeviceMemory, ...]:
     """Returns the devices with their limits: the budget, or their memory if that is less."""
-    limits = {str(device): memory_limit(device) for device in setup.devices}
+    limits = {device_name(device): memory_limit(device) for device in setup.devices}
 
     def limit(device: DeviceMemory) -> int | None:
         bounds = [limits.get(name) for name in device.devices] + [budget]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from millrace._compat.jax_memory import memory_limit
+from millrace.base.devices import device_name
 from millrace.base.options import bytes_or_share
 from millrace.base.options.table import AUTO
 from millrace.base.records.memory import bytes_text
@@ -77,7 +78,7 @@ def search_plan(
     return TrainingPlan(
         model=model.name,
         batch=str(spec),
-        devices=tuple(map(str, setup.devices)),
+        devices=tuple(map(device_name, setup.devices)),
         memory=limit,
         is_measured=is_measured,
         compilations=trials.compilations,

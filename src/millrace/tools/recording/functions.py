@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from millrace.base.devices import device_name
 from millrace.base.records.loops import LoopRecord
 from millrace.base.threads.scoped_value import Binding, ScopedValue
 from millrace.run.fit.totals import Totals, next_loop
@@ -35,7 +36,7 @@ class FunctionRecorder:
             run: of the strategy, if it has one.
             devices: of the strategy.
         """
-        self.totals, self._run, self._devices = totals, run, tuple(map(str, devices))
+        self.totals, self._run, self._devices = totals, run, tuple(map(device_name, devices))
         self._lock = threading.Lock()
         self._idle: dict[str, list[LoopWriter]] = {}  # not in a call
         self._count = 0

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from millrace._compat.jax_executables import devices_of, requirement
 from millrace._compat.keras_layers import layer_names
+from millrace.base.devices import device_name
 from millrace.base.records.program_memory import ProgramMemory
 from millrace.compilation.executables.executable import compiled_of, renames_of
 from millrace.compilation.executables.trials import NewExecutable
@@ -48,7 +49,7 @@ def program_memory(new: NewExecutable, module: Module) -> ProgramMemory:
         program=record.program,
         key=record.key,
         stage=stage_of(record.program),
-        devices=tuple(map(str, devices)),
+        devices=tuple(map(device_name, devices)),
         requirement=record.peak_bytes or requirement(compiled),  # 0.1 s for ResNet50
         areas=(),
         point=0,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from millrace.base.devices import device_name
 from millrace.base.records.loops import LoopRecord
 from millrace.programs.plan import Mode
 from millrace.run.fit.setup import Setup
@@ -115,7 +116,7 @@ class StrategyRecorders:
             options=options_in_force(setup, arguments),
             stages=1 if assignment is None else assignment.num_stages,
             replicas=setup.replicas,
-            devices=tuple(map(str, setup.devices)),
+            devices=tuple(map(device_name, setup.devices)),
             parameters=parameters_of(setup.model),
         )
 

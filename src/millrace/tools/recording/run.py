@@ -19,6 +19,8 @@ from dataclasses import replace
 
 import jax
 
+from millrace._compat.jax_targets import belongs_here
+from millrace.base.devices import device_name
 from millrace.base.records.compilation import CompileRecord
 from millrace.base.records.directory import RunDirectory
 from millrace.base.records.loops import ProcessRecord
@@ -57,8 +59,8 @@ class RecordedRun:
 
     def take_part(self, devices: Sequence[jax.Device]) -> None:
         """Writes who takes part: this process, with some devices."""
-        own = [device for device in devices if device.process_index == process_index()]
-        names = tuple(map(str, own or devices))
+        own = list(filter(belongs_here, devices))
+        names = tuple(map(device_name, own or devices))
         before = self._process
         if before is None:
             self._process = ProcessRecord(
