@@ -25,6 +25,7 @@ _TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # by several processes, none of which has a TPU
 }
 # XLA would time kernels on the device to choose among them.
 COMPILER_OPTIONS: Mapping[str, Mapping[str, str]] = {"gpu": {"xla_gpu_autotune_level": "0"}}
@@ -71,14 +72,16 @@ def described_tpus(name: str, host: tuple[int, ...] | None) -> tuple[Any, ...]:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise CompilerMissingError
-    jax.devices()  # may start a TPU that is there, which these variables would hide
-    for variable, value in _TPU.items():
-        os.environ.setdefault(variable, value)
+    if jax.devices()[0].platform != "tpu":  # which these variables would hide
+        for variable, value in _TPU.items():
+            os.environ.setdefault(variable, value)
     try:
         bounds = {} if host is None else {"chips_per_host_bounds": list(host)}
         return tuple(topologies.get_topology_desc(name, platform="tpu", **bounds).devices)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(str(error)) from error
+        if not str(error).startswith("INVALID_ARGUMENT"):
+            raise
+        raise ValueError(str(error).removeprefix("INVALID_ARGUMENT: ")) from error
 
 
 def is_described(device: jax.Device) -> bool:
