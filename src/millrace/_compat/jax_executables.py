@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compilation_cache, compiler
-from jax._src.lib import xla_client  # type: ignore[attr-defined]
 from jax.experimental import serialize_executable
 from jax.tree_util import PyTreeDef
 
@@ -90,16 +89,6 @@ def _host_bytes(compiled: Any, memory: Any) -> int:
     if memory.host_argument_size_in_bytes or not devices or devices[0].platform != "gpu":
         return 0
     return sum(size for size, sharding in _arguments(compiled) if is_on_host(sharding))
-
-
-def flops(compiled: jax.stages.Compiled) -> float:
-    """Returns the FLOPs of one call; the body of a loop of unknown length is counted once."""
-    costs: Any = compiled.cost_analysis()
-    if costs is None:  # of a GPU that is described: XLA's count of the same program for CPU
-        executable: Any = compiled.runtime_executable()
-        counter: Any = xla_client._xla.hlo_module_cost_analysis  # type: ignore[attr-defined]
-        costs = counter(jax.devices("cpu")[0].client, executable.hlo_modules()[0])
-    return float((costs[0] if isinstance(costs, list) else costs).get("flops", 0.0))
 
 
 def module_proto(compiled: jax.stages.Compiled) -> bytes:

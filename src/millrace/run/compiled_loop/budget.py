@@ -121,7 +121,7 @@ def within_budget(
         except OverBudgetError as error:
             least = compiled[min(search.peaks, key=search.peaks.__getitem__)]
             only = CompiledCall(call.program, least, 1, is_loop=True)
-            error.programs = LoopPrograms(plan, (only,), lambda: least, None)
+            error.programs = LoopPrograms(plan, (only,), lambda: least)
             raise
         chosen = trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))
@@ -202,7 +202,9 @@ class Search:
             fixed = self.peaks[number] - temporary(number)
             # Where predictions are too low by some factor, the next ones are by the same.
             scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
-            number = max(number + 1, self._first_below(number, int((limit - fixed) / scale)))
+            number = max(
+                number + 1, self._first_below(number, int((limit - fixed) / max(scale, 1e-9)))
+            )
         if number <= last:
             fixed = self.peaks[number] - temporary(number)
             number = self._to_run(self._cheaper(number, fixed, limit), limit)

@@ -55,7 +55,6 @@ class LoopDryRun:
             plan,
             tuple(compiled.values()),
             lambda: self._chooser.find(plan, APPLY),
-            self._chooser.extra_flops(plan),
         )
 
     def compile(self, state: State, execution: ExecutionSteps) -> None:

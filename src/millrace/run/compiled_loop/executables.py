@@ -49,7 +49,6 @@ class LoopPrograms(NamedTuple):
     plan: Plan  # of the last block
     calls: tuple[CompiledCall, ...]  # each executable once
     apply: Callable[[], Executable]  # the program of an update alone
-    extra_flops: float | None  # share that a memory budget adds to a step; None without one
 
 
 class Executables:

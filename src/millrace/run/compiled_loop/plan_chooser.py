@@ -52,7 +52,6 @@ class PlanChooser:
         self._budget: tuple[Plan, int] | None = None
         self._of_blocks: dict[tuple[Plan, Moment], Plan] = {}
         self._of_calls: dict[tuple[Plan, ProgramName, int | None, Moment], Plan] = {}
-        self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
 
     def of_block(self, plan: Plan, single_steps: bool) -> Plan:
         """Returns the plan with rows and bytes in place of "auto" and shares. May compile programs.
@@ -138,10 +137,6 @@ class PlanChooser:
         """Returns the program of a call with a block's plan."""
         return self.executables.of_call(self.of_call(plan, call), call)
 
-    def extra_flops(self, plan: Plan) -> float | None:
-        """Returns the share of FLOPs that a budget adds to a step; None without a budget."""
-        return self._extra_flops.get(plan) if plan.has_budget else None
-
     def _within_budget(self, plan: Plan, call: Call) -> Plan:
         executables = self.executables
         title = f"planning {executables.model.name!r} for its recomputation budget"
@@ -151,7 +146,6 @@ class PlanChooser:
         finally:
             executables.forget_trials()
         self._budget = self._budget or (plan, chosen.nbytes)
-        self._extra_flops[plan] = max(chosen.extra_flops, self._extra_flops.get(plan, 0.0))
         return chosen.plan
 
     def _shorten(self, plan: Plan, steps: int) -> None:

@@ -215,10 +215,31 @@ def backend_config(instruction: Instruction) -> dict[str, Any]:
     return cast(dict[str, Any], config) if isinstance(config, dict) else {}
 
 
-def trip_count(instruction: Instruction) -> int | None:
+def trip_count(instruction: Instruction, module: Module) -> int | None:
     """Returns the iterations of a `while`; None where the compiler does not know them."""
     count = backend_config(instruction).get("known_trip_count", {}).get("n")
-    return None if count is None else int(count)
+    if count is not None:
+        return int(count)
+    # The compiler for TPU notes none, and leaves the comparison with the number as JAX made it:
+    # of a counter that begins at zero.
+    for number in instruction.called:
+        test = module.instructions[module.computations[number].root]
+        if test.opcode == "compare" and len(test.operands) == 2:
+            limit = module.instructions[test.operands[1]]
+            return _constant(limit) if limit.opcode == "constant" else None
+    return None
+
+
+def _constant(instruction: Instruction) -> int | None:
+    """Returns the value of a constant whole number."""
+    literal = _fields(_last(_fields(instruction.data), 8, b""))
+    values = [*_numbers(literal, 4), *_numbers(literal, 5)]
+    return _signed(values[0]) if len(values) == 1 else None
+
+
+def custom_call_target(instruction: Instruction) -> str:
+    """Returns the name of the function that a custom call calls."""
+    return _text(_fields(instruction.data), 28)
 
 
 def _computation(data: bytes) -> Computation:

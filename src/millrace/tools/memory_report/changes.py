@@ -118,8 +118,6 @@ def _tried(
 
 def _extra_flops(before: Needs, after: Needs, copies: float) -> float:
     """Returns the share of FLOPs that a change adds, with so many times the replicas."""
-    if after.added_flops is not None:
-        return (1 + after.added_flops) / (1 + (before.added_flops or 0.0)) - 1
     flops = before.update_flops()
     return after.update_flops() * copies / flops - 1 if flops else 0.0
 

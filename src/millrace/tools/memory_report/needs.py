@@ -7,22 +7,24 @@ pipeline                       run/memory/stage_memory.py    a walk through the 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from millrace._compat.jax_executables import flops
+from millrace._compat.jax_executables import module_proto
 from millrace._compat.jax_memory import memory_limit
 from millrace.base.devices import device_name
 from millrace.base.records.memory import LiveBuffer, largest
 from millrace.base.records.memory_report import DeviceMemory
-from millrace.compilation.executables.executable import compiled_of
+from millrace.compilation.executables.executable import Executable, compiled_of
 from millrace.programs.plan import Mode
 from millrace.run.compiled_loop.executables import LoopPrograms
 from millrace.run.compiled_loop.protocol import Runner
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.functions import LoopFunction
 from millrace.run.fit.setup import Setup
+from millrace.run.memory.hlo_proto import read_module
 from millrace.run.memory.pieces import piece_memory
 from millrace.run.memory.stage_memory import pipeline_memory
 from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
+from millrace.tools.operations.count import OperationCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,6 @@ class Needs:
     programs: StagePrograms | LoopPrograms
     # Of one update on one device; of a pipeline, on all devices. May compile a program.
     update_flops: Callable[[], float]
-    # The share added by a recomputation budget, which XLA's count of loops hides.
-    added_flops: float | None = None
 
     @property
     def peak(self) -> int:
@@ -63,7 +63,7 @@ def needs_of(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
     memory = piece_memory(setup.model, programs)
     if not setup.destination.is_host_memory:
         memory = _with_blocks_ahead(memory, setup.options.feed.prefetch_depth)
-    return Needs((memory,), programs, lambda: _piece_flops(programs), programs.extra_flops)
+    return Needs((memory,), programs, lambda: _piece_flops(programs))
 
 
 def with_limits(
@@ -87,22 +87,22 @@ def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
     return replace(memory, stages=(replace(stage, batches=stage.batches + ahead),), alive=alive)
 
 
+def program_flops(executable: Executable) -> float:
+    """Returns the FLOPs of one call; a loop whose length is data runs once."""
+    module = read_module(module_proto(compiled_of(executable)))
+    operations = OperationCounter(module).operations()
+    return sum(each.times * flops for each in operations for _, flops in each.flops)
+
+
 def _piece_flops(programs: LoopPrograms) -> float:
-    """Returns the FLOPs of one update. XLA counts the body of a loop once."""
+    """Returns the FLOPs of one update."""
     plan = programs.plan
     call = max((call for call in programs.calls if call.steps), key=lambda call: call.steps)
-    counted, steps = flops(compiled_of(call.executable)), plan.accumulation.steps
-    if not call.is_loop:
-        of_step = counted / (call.steps / plan.replicas)
-        update = flops(compiled_of(programs.apply())) if call.program == "accumulate" else 0.0
-        return of_step * steps + update
-    division = plan.division
-    # The loop over the parts of a batch is counted once, too, and the last part if it is another.
-    times = division.batch_rows / (division.rows + division.rest)
-    if steps == times == 1 and call.program == "run":
+    counted, steps = program_flops(call.executable), plan.accumulation.steps
+    if call.is_loop and call.program == "run":  # over updates, of a length that is data
         return counted
-    update = flops(compiled_of(programs.apply()))
-    return steps * times * (counted - (update if call.program == "run" else 0.0)) + update
+    update = program_flops(programs.apply()) if call.program == "accumulate" else 0.0
+    return counted * steps / (1 if call.is_loop else call.steps / plan.replicas) + update
 
 
 def _pipeline_flops(programs: StagePrograms) -> float:
@@ -114,4 +114,4 @@ def _pipeline_flops(programs: StagePrograms) -> float:
 
 def stage_flops(programs: StagePrograms) -> dict[tuple[str, int], float]:
     """Returns the FLOPs of a call of each program, by its name and stage."""
-    return {key: flops(compiled_of(each)) for key, each in programs.executables.items()}
+    return {key: program_flops(each) for key, each in programs.executables.items()}

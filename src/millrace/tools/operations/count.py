@@ -58,7 +58,7 @@ class OperationCounter:
             yield from max(branches, key=_flops_of, default=[])
             return
         if caller.opcode == "while":
-            count = trip_count(caller)
+            count = trip_count(caller, self._module)
             self.unknown_loops += count is None
             times *= 1 if count is None else count
         for number in caller.called:

@@ -16,6 +16,7 @@ from millrace.run.memory.hlo_proto import (
     Module,
     contracted_dimensions,
     convolution_of,
+    custom_call_target,
     element_shapes,
     kernel_axes,
     transform_lengths,
@@ -30,6 +31,7 @@ _PER_ELEMENT = """
 """
 PER_ELEMENT = frozenset(_PER_ELEMENT.split())
 _COLLECTIVE_SUMS = ("all-reduce", "all-reduce-start", "reduce-scatter")
+_CUDNN = "__cudnn$conv"
 _PER_PRODUCT = 2  # a multiplication and an addition
 
 
@@ -59,6 +61,8 @@ class FlopCounter:
         if opcode == "sort":
             count = self._elements_of_operand(instruction, 0)
             return float(count * _doublings(count))
+        if opcode == "custom-call" and custom_call_target(instruction).startswith(_CUDNN):
+            return self._convolution_of_cudnn(instruction)
         if opcode == "fft":
             factor = math.prod(each.bit_length() - 1 for each in transform_lengths(instruction))
             return _PER_PRODUCT * 4.0 * factor * self._elements_of_operand(instruction, 0)
@@ -97,6 +101,24 @@ class FlopCounter:
         for axis, input_axis, output_axis in axes:
             products *= _positions(axis, inputs[input_axis], output[output_axis])
         return float(_PER_PRODUCT * products)
+
+    def _convolution_of_cudnn(self, instruction: Instruction) -> float:
+        """Returns the FLOPs of a convolution of cuDNN, or of one of its gradients.
+
+        Each has an input, a kernel and an output, one of which is its result, and takes as many
+        products. Padding counts, as it does in cuDNN.
+        """
+        numbers, _ = convolution_of(instruction)
+        first, second = (dimensions(self._operand(instruction, k).shape) for k in (0, 1))
+        result = dimensions(element_shapes(instruction)[0])
+        target = custom_call_target(instruction).removeprefix(_CUDNN)
+        kernel, output = second, result
+        if target.startswith("BackwardInput"):
+            output = first
+        elif target.startswith("BackwardFilter"):
+            kernel, output = result, second
+        positions = math.prod(output) // output[numbers.output_feature]
+        return float(_PER_PRODUCT * positions * math.prod(kernel))
 
     def _applied(self, instruction: Instruction) -> float:
         """Returns the FLOPs of an operation that applies a function to pairs of elements."""

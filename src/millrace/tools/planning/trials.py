@@ -10,7 +10,7 @@ from millrace.run.precompile.precompile import Batches
 from millrace.tools.memory_report.needs import Needs, training_needs
 from millrace.tools.planning.alternatives import PlannedLayout
 from millrace.tools.planning.applying import options_of
-from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted, with_extra
+from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted
 from millrace.tools.planning.measuring import update_seconds
 
 
@@ -72,8 +72,6 @@ class UpdateTrials:
             if shorter != update:
                 update, needs = shorter, self._needs(layout, shorter)
         costs = counted(self.controller.model, update, needs)
-        if first is not None and update.stages == 1:  # XLA counts the loop over micro-batches once
-            costs = with_extra(replace(costs, step=first.costs.step), needs.added_flops or 0.0)
         cost, fits = cost_of(update, costs, self.rates), needs.peak <= self.memory
         seconds = cost.seconds
         if self.is_measured and fits:
