@@ -137,6 +137,7 @@ class Alternative(TableRecord):
     flops: float  # of one update, on all devices
     moved_bytes: float  # between devices, in one update
     fits: bool
+    least_seconds: float = 0.0  # a lower bound for one update on a target; 0 without one
 
     @property
     def peak(self) -> int:
@@ -160,6 +161,7 @@ class PlanRecord(TableRecord):
     is_measured: bool  # whether times are measured
     compilations: int  # programs of training that were compiled to find it
     alternatives: tuple[Alternative, ...]
+    target: str | None = None  # the device of a target, for which it was compiled; None: it is here
     format: int = FORMAT
 
     @property
@@ -263,7 +265,7 @@ class PlanRecord(TableRecord):
             "moved": bytes_text(chosen.moved_bytes),
             "alternatives": str(len(self.alternatives)),
         }
-        if self.is_measured:
+        if self.is_measured or self.target is not None:
             facts["time"] = f"{chosen.seconds * 1e3:.2f} ms"
         for each in fields(UpdatePlan):
             value = getattr(chosen.update, each.name)
@@ -278,21 +280,39 @@ class PlanRecord(TableRecord):
         console.print(f"{self.model}, updates of {self.batch}", markup=False)
         compiled = f"compiled trainings: {self.compilations}"
         console.print(f"{shown}, {bytes_text(self.memory)} on each; {compiled}", markup=False)
+        if self.target is not None:
+            console.print(
+                f"{self.target}: memory as its compiler plans it; times estimated from the "
+                "device's public figures, at least those of its peak FLOPs and bytes",
+                markup=False,
+            )
         if not self.fits:
             console.print("Nothing that was compiled fits. The nearest:", style="bold red")
         console.print(self._table())
 
     def _table(self) -> Table:
-        numbers = (">time", ">peak", ">bubble", ">FLOPs", ">moved", ">replicas x stages")
+        is_in_seconds = self.is_measured or self.target is not None
+        numbers = (
+            ">time",
+            *[">at least"] * (self.target is not None),
+            ">peak",
+            ">bubble",
+            ">FLOPs",
+            ">moved",
+            ">replicas x stages",
+        )
         table = plain_table(">", *numbers, "code")
-        table.columns[6].no_wrap, table.columns[6].width = False, 8
+        layout = table.columns[-2]
+        layout.no_wrap, layout.width = False, 8
         fastest = min(each.seconds for each in self.alternatives) or 1.0
         for number, each in enumerate(self.alternatives, 1):
             seconds = each.seconds
-            time = f"{seconds * 1e3:.2f} ms" if self.is_measured else f"{seconds / fastest:.2f}"
+            time = f"{seconds * 1e3:.2f} ms" if is_in_seconds else f"{seconds / fastest:.2f}"
+            least = [f"{each.least_seconds * 1e3:.2f} ms"] * (self.target is not None)
             table.add_row(
                 str(number),
                 time,
+                *least,
                 bytes_text(each.peak),
                 f"{each.bubble:.0%}",
                 _count(each.flops),
@@ -329,6 +349,7 @@ def _check(plan: PlanRecord) -> None:
         require((update.max_resident_bytes or 0) >= 0, "max_resident_bytes is below 0")
         require(len(update.cut) <= _MOST_CALLS, f"its cut has {len(update.cut)} layer calls")
         require(0.0 <= each.seconds < float("inf"), f"the time of an update is {each.seconds}")
+        require(0.0 <= each.least_seconds < float("inf"), "a lower bound of a time is no number")
         require(0.0 <= each.bubble <= 1.0, f"a bubble is {each.bubble}")
         require(0.0 <= each.flops < float("inf"), f"the FLOPs are {each.flops}")
         require(0.0 <= each.moved_bytes < float("inf"), f"{each.moved_bytes} bytes are moved")

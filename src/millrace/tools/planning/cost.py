@@ -6,18 +6,22 @@
                 + update: FLOPs / rate + moved / link + collectives * latency
 
 FLOPs are XLA's count of the compiled programs. The rates are assumptions about a platform: they
-decide which costs outweigh which, not how long an update takes. Measured times replace them.
+decide which costs outweigh which, not how long an update takes. Measured times replace them. Those
+of a target are public figures of its device, of whose FLOPs a share is assumed to be reached.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 import keras
 
+from millrace._compat.keras_layers import all_layers
 from millrace.base.options import default_devices
 from millrace.base.records.training_plan import UpdatePlan
+from millrace.base.targets.target import TargetKind, target_of
 from millrace.run.pipelines.programs.stage_programs import UPDATE_PROGRAMS, StagePrograms
 from millrace.run.schedules.costs import PassOfStage, cost_of_pass
 from millrace.run.schedules.simulate import UNIT_COST, simulate
@@ -48,6 +52,56 @@ RATES: Mapping[str, Rates] = {
     ),
     "tpu": Rates(flops=1e14, memory=1e12, link=1e11, host=1e10, call=5e-5, step=1e-5, latency=1e-5),
 }
+
+
+# Of a device's FLOPs, the share at which a target's time is estimated. Trainings of transformers on
+# accelerators reach 0.3 to 0.6 of the peak; what is compared is alternatives on one device.
+UTILIZATION = 0.4
+
+
+def rates_of(model: keras.Model, device: jax.Device) -> Rates:
+    """Returns the rates of a device: those of its platform, or of its kind for a target."""
+    rates, kind = RATES.get(device.platform, RATES["gpu"]), target_of(device)
+    if kind is None:
+        return rates
+    return replace(
+        rates,
+        flops=UTILIZATION * peak_flops(model, kind),
+        memory=kind.rates["memory_bytes"],
+        link=kind.rates["link_bytes"],
+        host=kind.rates["host_bytes"],
+    )
+
+
+def peak_flops(model: keras.Model, kind: TargetKind) -> float:
+    """Returns the most FLOPs in a second of a device, in the fastest dtype that a model uses."""
+    dtypes = {layer.compute_dtype for layer in [model, *all_layers(model)]}
+    return max(kind.flops_of(dtype) for dtype in dtypes if dtype)
+
+
+def least_seconds(model: keras.Model, needs: Needs, flops: float, device: jax.Device) -> float:
+    """Returns a lower bound of the time of an update on the devices of a target.
+
+    No device computes faster than its peak, and each has to read and write its trainable weights
+    and its optimizer's state, but for what its caches may hold. Nothing else is counted.
+
+    Args:
+        model: that is trained.
+        needs: of the training, for devices of a target.
+        flops: of one update, on all devices.
+        device: one of them.
+    """
+    kind = target_of(device)
+    if kind is None:
+        return 0.0
+    trainable = _bytes(model.trainable_variables)
+    states = [
+        sum(min(stage.parameters, trainable) + stage.optimizer_state for stage in each.stages)
+        for each in needs.devices
+    ]
+    moved = 2 * max(0, max(states) - kind.on_chip)
+    number = sum(len(each.devices) for each in needs.devices)
+    return max(flops / number / peak_flops(model, kind), moved / kind.rates["memory_bytes"])
 
 
 @dataclass(frozen=True, slots=True)

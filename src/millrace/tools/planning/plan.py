@@ -11,6 +11,7 @@ from millrace.base.options import bytes_or_share
 from millrace.base.options.table import AUTO
 from millrace.base.records.memory import bytes_text
 from millrace.base.records.training_plan import PlanRecord
+from millrace.base.targets.target import target_of
 from millrace.compilation.executables.progress import search
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.programs.plan import BatchSpec, Mode
@@ -18,7 +19,7 @@ from millrace.run.fit.controller import Controller
 from millrace.run.precompile.described_batch import BatchDescription
 from millrace.tools.memory_report.report import training_batch
 from millrace.tools.planning.alternatives import auto_cut
-from millrace.tools.planning.cost import RATES
+from millrace.tools.planning.cost import rates_of
 from millrace.tools.planning.measuring import MeasuredCut
 from millrace.tools.planning.search import PlanSearch
 from millrace.tools.planning.training_plan import TrainingPlan
@@ -39,6 +40,11 @@ def make_plan(
             "plan() compiles trainings of many layouts, and the strategy has devices of other "
             "processes. Make the plan in one process on as many devices, save it, and call "
             "millrace.TrainingPlan.load(path).apply(model=model) in all of them."
+        )
+    if is_measured and controller.setup.is_described:
+        raise UnsupportedError(
+            "plan(measure=True) runs updates for their time, and the devices of a target are not "
+            "here. Leave measure out: times are estimated from the device's public figures."
         )
     spec = training_batch(controller, batch_spec, "plan()", any_options=True)
     plan = search_plan(controller, spec, limit, is_measured)
@@ -72,9 +78,10 @@ def search_plan(
         updates = 1
     with search(f"planning {model.name!r}") as tick:
         cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut(spec)
-        rates = RATES.get(setup.devices[0].platform, RATES["gpu"])
+        rates = rates_of(model, setup.devices[0])
         trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
         alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
+    kind = target_of(setup.devices[0])
     return TrainingPlan(
         model=model.name,
         batch=str(spec),
@@ -83,6 +90,7 @@ def search_plan(
         is_measured=is_measured,
         compilations=trials.compilations,
         alternatives=tuple(alternatives),
+        target=None if kind is None else kind.description,
         planned=model,
     )
 

@@ -219,7 +219,7 @@ class PlanSearch:
     def _try(self, planned: PredictedUpdate) -> bool:
         """Compiles a candidate; returns whether it fits."""
         try:
-            compiled = self.trials.compile(planned.first.layout, planned.update, planned.first)
+            compiled = self.trials.compile(planned.first.layout, planned.update)
             peak = compiled.needs.peak
         except OverBudgetError as error:
             peak = error.least

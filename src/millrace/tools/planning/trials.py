@@ -10,7 +10,7 @@ from millrace.run.precompile.precompile import Batches
 from millrace.tools.memory_report.needs import Needs, training_needs
 from millrace.tools.planning.alternatives import PlannedLayout
 from millrace.tools.planning.applying import options_of
-from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted
+from millrace.tools.planning.cost import CountedCosts, Rates, cost_of, counted, least_seconds
 from millrace.tools.planning.measuring import update_seconds
 
 
@@ -53,15 +53,12 @@ class UpdateTrials:
     compilations: int = 0
     most: int = 0
 
-    def compile(
-        self, layout: PlannedLayout, update: UpdatePlan, first: CompiledUpdate | None = None
-    ) -> CompiledUpdate:
+    def compile(self, layout: PlannedLayout, update: UpdatePlan) -> CompiledUpdate:
         """Compiles an update; with shorter blocks where longer ones might not fit.
 
         Args:
             layout: of the devices.
             update: to compile.
-            first: the first update of the layout, if there is one already.
 
         Raises:
             MillraceError: if it cannot be compiled, or no choice stays within its budget.
@@ -84,6 +81,9 @@ class UpdateTrials:
             flops=cost.flops,
             moved_bytes=cost.moved_bytes,
             fits=fits,
+            least_seconds=least_seconds(
+                self.controller.model, needs, cost.flops, self.controller.setup.devices[0]
+            ),
         )
         self.found.append(alternative)
         return CompiledUpdate(layout, update, needs, costs, alternative)
