@@ -5,12 +5,14 @@ import os
 import threading
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
 from millrace._compat.jax_cache import loads_quietly
 from millrace._compat.jax_executables import Sizes, sizes_of
-from millrace._compat.jax_targets import belongs_here
+from millrace._compat.jax_refused import refused
+from millrace._compat.jax_targets import COMPILER_OPTIONS, belongs_here, is_described
 from millrace.base.records.cache import EntryLabels
 from millrace.base.records.compilation import Aspect, Cause, Origin, ProgramKey
 from millrace.base.records.printable import printable
@@ -114,7 +116,7 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
     what = f"{wanted.what} (Ctrl-C waits for it)"
     with _cores, progress("compiling", what), looking_up(labels) as lookup:
         begin = time.perf_counter()
-        compiled = lowering.lowered.compile(dict(lowering.options) or None)
+        compiled = _compiled(lowering)
         seconds = time.perf_counter() - begin
     if lookup.hit:
         remember(compiled, of_cache(lookup.entry))
@@ -124,6 +126,21 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
         cause = _since_an_earlier_process(key, cause)
     sizes = sizes_of(compiled)
     return CompileResult(compiled, Origin.COMPILED, cause, wanted.layers, sizes, seconds)
+
+
+def _compiled(lowering: Lowering) -> Any:
+    """Returns the executable, or what stands in for it where a target's memory is too small."""
+    lowered, platform = lowering.lowered, lowering.wanted.devices[0].platform
+    options = dict(lowering.options)
+    if is_described(lowering.wanted.devices[0]):
+        options = {**COMPILER_OPTIONS.get(platform, {}), **options}
+    try:
+        return lowered.compile(options or None)
+    except jax.errors.JaxRuntimeError as error:
+        stand_in = refused(lowered, error)
+        if stand_in is None:
+            raise
+        return stand_in
 
 
 _REMEDY = (
