@@ -163,6 +163,22 @@ VARIABLE_INIT = Patch(
     "_initialize_with_initializer",
     ("self", "initializer"),
 )
+VARIABLE_LATER = Patch(
+    "keras.Variable._deferred_initialize",
+    "the same for variables that are made while a shape is inferred",
+    While.MODELS,
+    lambda: keras.Variable,
+    "_deferred_initialize",
+    ("self",),
+)
+CALL_WITHOUT_VALUES = Patch(
+    "keras.Layer.__call__",
+    "infers the shapes of outputs where such a model is called for arrays, to have it built",
+    While.MODELS,
+    lambda: keras.Layer,
+    "__call__",
+    ("self",),
+)
 VARIABLE_ASSIGN = Patch(
     "keras.Variable._direct_assign",
     "lets values that are assigned to them, such as loaded weights, have no effect",

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import jax
@@ -104,6 +104,10 @@ class Strategy:
                 "devices are here, and a target's are described. Received both: "
                 f"devices={devices!r}, target={target!r}. Leave one of them out."
             )
+        forced = forced_target.get()
+        if forced is not None:
+            forced.strategies.append(self)
+            target = forced.target
         self._use(find_devices(devices) if target is None else find_target(target))
         use_cache(cache_dir)
         show_phases()
@@ -249,7 +253,7 @@ class Strategy:
         Raises:
             PlanError: if another scope is active in this thread.
         """
-        if _in_scope.get() is not None:
+        if _in_scope.get() is not None and forced_target.get() is None:
             raise PlanError(
                 "A strategy scope is already active in this thread: a model belongs to one "
                 "strategy. Leave the first `with strategy.scope()` before entering another."
@@ -280,7 +284,7 @@ class Strategy:
                 f"attach() takes a keras.Model. Received: {type(model).__name__}. Wrap layers in "
                 "keras.Sequential([...])."
             )
-        if not self._has(model):
+        if not self.has(model):
             before = controller_of(model)
             detach(model)
             controller = attach(model, self.devices, self._totals)
@@ -305,7 +309,7 @@ class Strategy:
         """
         if not isinstance(model, keras.Model):
             raise ModelError(f"detach() takes a keras.Model. Received: {type(model).__name__}.")
-        if not self._has(model):
+        if not self.has(model):
             other = "Call detach() of that one." if controller_of(model) else "It is a stock model."
             raise ModelError(
                 f"detach() takes a model of this strategy. Received: {model!r}, which is attached "
@@ -320,7 +324,8 @@ class Strategy:
         self._described = tuple(devices) if is_described(devices[0]) else ()
         self._ids = [(device.platform, device.id) for device in devices]
 
-    def _has(self, model: object) -> bool:
+    def has(self, model: object) -> bool:
+        """Whether a model is attached to this strategy."""
         controller = controller_of(model)
         return controller is not None and controller.totals is self._totals
 
@@ -406,7 +411,7 @@ class Strategy:
             ModelError: if it is none.
         """
         controller = controller_of(model)
-        if controller is None or not self._has(model):
+        if controller is None or not self.has(model):
             is_model = isinstance(model, keras.Model)
             shown = repr(model) if is_model else f"an object of type {type(model).__name__}"
             raise ModelError(
@@ -445,6 +450,15 @@ class Strategy:
             return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
 
 
+@dataclass(frozen=True, slots=True)
+class ForcedTarget:
+    """A target that each strategy has in place of its devices, as in `millrace plan`."""
+
+    target: str
+    strategies: list[Strategy] = field(default_factory=list[Strategy])  # that were made
+
+
+forced_target = ScopedValue[ForcedTarget | None](None)
 _in_scope = ScopedValue[Strategy | None](None)
 _running = ScopedValue[Strategy | None](None)  # the one whose `run` is active
 

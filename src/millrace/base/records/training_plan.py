@@ -266,7 +266,7 @@ class PlanRecord(TableRecord):
             "alternatives": str(len(self.alternatives)),
         }
         if self.is_measured or self.target is not None:
-            facts["time"] = f"{chosen.seconds * 1e3:.2f} ms"
+            facts["time"] = _milliseconds(chosen.seconds)
         for each in fields(UpdatePlan):
             value = getattr(chosen.update, each.name)
             if each.name == "cut":
@@ -307,8 +307,8 @@ class PlanRecord(TableRecord):
         fastest = min(each.seconds for each in self.alternatives) or 1.0
         for number, each in enumerate(self.alternatives, 1):
             seconds = each.seconds
-            time = f"{seconds * 1e3:.2f} ms" if is_in_seconds else f"{seconds / fastest:.2f}"
-            least = [f"{each.least_seconds * 1e3:.2f} ms"] * (self.target is not None)
+            time = _milliseconds(seconds) if is_in_seconds else f"{seconds / fastest:.2f}"
+            least = [_milliseconds(each.least_seconds)] * (self.target is not None)
             table.add_row(
                 str(number),
                 time,
@@ -321,6 +321,11 @@ class PlanRecord(TableRecord):
                 Text(printable(each.code)),
             )
         return table
+
+
+def _milliseconds(seconds: float) -> str:
+    number = seconds * 1e3
+    return f"{number:.2f} ms" if number >= 0.1 or not number else f"{number:.2g} ms"
 
 
 def _count(number: float) -> str:

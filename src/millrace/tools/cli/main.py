@@ -4,6 +4,8 @@
     millrace launch      runs a script as several processes on this machine
     millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
+    millrace plan        how a script can train on devices that are not here
+    millrace memory      what its training takes there
     millrace checkpoint  lists and verifies the checkpoints of a training
 
 Other distributions add commands: entry points of the group "millrace.commands".

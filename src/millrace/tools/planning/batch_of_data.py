@@ -66,13 +66,13 @@ def _of_arrays(arguments: Mapping[str, Any]) -> Found | None:
     rows = min(arguments.get("batch_size") or BATCH_SIZE, samples)
     if rows < 1:
         return None  # Keras's own error is clearer
-    return _with_rows([each for each in data if each is not None], rows), -(-samples // rows)
+    return with_rows([each for each in data if each is not None], rows), -(-samples // rows)
 
 
 def _of_data_set(x: Any) -> Found | None:
     if isinstance(x, keras.utils.PyDataset):
         item = _first(x)
-        return None if item is None else (_with_rows(item), x.num_batches)
+        return None if item is None else (with_rows(item), x.num_batches)
     if type(x).__module__.startswith("torch."):
         return _of_loader(x)
     return spec_of_batch(x)
@@ -88,7 +88,7 @@ def _of_loader(loader: Any) -> Found | None:
     batch = loader.collate_fn([item])
     if not isinstance(batch, list | tuple):
         return None
-    return _with_rows(batch, min(rows, len(data))), len(loader)
+    return with_rows(batch, min(rows, len(data))), len(loader)
 
 
 def _first(data: Any) -> Any:
@@ -99,7 +99,7 @@ def _first(data: Any) -> Any:
         return None
 
 
-def _with_rows(batch: Any, rows: int | None = None) -> tuple[Any, ...]:
+def with_rows(batch: Any, rows: int | None = None) -> tuple[Any, ...]:
     """Returns the specs of x, y and sample weights, with as many rows."""
 
     def spec(leaf: Any) -> jax.ShapeDtypeStruct:

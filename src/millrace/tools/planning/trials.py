@@ -64,7 +64,8 @@ class UpdateTrials:
             MillraceError: if it cannot be compiled, or no choice stays within its budget.
         """
         needs = self._needs(layout, update)
-        if self.is_tight(update, needs):
+        of_blocks = max(stage.batches for device in needs.devices for stage in device.stages)
+        if self.is_tight(update, needs) and needs.peak - of_blocks <= self.memory:
             shorter = self.with_short_blocks(update)
             if shorter != update:
                 update, needs = shorter, self._needs(layout, shorter)
