@@ -45,7 +45,7 @@ class RefusedProgram:
         ]
         unloaded = SimpleNamespace(device_list=lowering._device_list)
         self._executable = SimpleNamespace(_kept_var_idx=set(kept), _unloaded_executable=unloaded)
-        self._lowered, self._nbytes = lowered, nbytes
+        self._lowered, self.nbytes = lowered, nbytes
 
     def __call__(self, *_: object) -> None:
         raise RuntimeError("a program that was refused by the compiler of a target cannot run")
@@ -63,7 +63,7 @@ class RefusedProgram:
 
         arguments = sum(argument_sizes(self))  # type: ignore[arg-type]
         fields = ("argument", "output", "alias", "temp")
-        sizes = (arguments, 0, 0, max(0, self._nbytes - arguments))
+        sizes = (arguments, 0, 0, max(0, self.nbytes - arguments))
         named = {f"{field}_size_in_bytes": n for field, n in zip(fields, sizes, strict=True)}
         host = {f"host_{name}": 0 for name in named}
         return SimpleNamespace(**named, **host, generated_code_size_in_bytes=0)
@@ -71,6 +71,20 @@ class RefusedProgram:
     def runtime_executable(self) -> Any:
         """Returns what has the module as it was lowered, before any optimization."""
         return SimpleNamespace(hlo_modules=lambda: [self._lowered.compiler_ir("hlo")])
+
+
+def with_trees_of(compiled: Any, lowered: jax.stages.Lowered) -> Any:
+    """Returns the executable of an equal program, for another device of a target.
+
+    Args:
+        compiled: the executable, or what stands in for it.
+        lowered: the program, with its own trees of arguments and results.
+    """
+    if isinstance(compiled, RefusedProgram):
+        return RefusedProgram(lowered, compiled.nbytes)
+    return jax.stages.Compiled(
+        compiled._executable, [], lowered.args_info, lowered.out_tree, compiled._no_kwargs
+    )
 
 
 def refused(lowered: jax.stages.Lowered, error: BaseException) -> RefusedProgram | None:

@@ -32,6 +32,8 @@ from millrace._compat.jax_executables import (
     code_of_entry,
     from_bytes,
 )
+from millrace._compat.jax_refused import with_trees_of
+from millrace._compat.jax_targets import is_described
 from millrace.base.threads.made_once import MadeOnce
 
 
@@ -205,6 +207,8 @@ def copied(
     Raises:
         Exception: of many classes, if this kind of executable cannot be written and read.
     """
+    if is_described(devices[0]):
+        return with_trees_of(shared.compiled, lowered)
     original, out_tree = shared.compiled, lowered.out_tree
     in_tree = jax.tree.structure(lowered.args_info)
     numbers = tuple(device.id for device in shared.devices)
