@@ -30,7 +30,7 @@ from millrace.compilation.executables.call_description import name_of
 from millrace.compilation.executables.log import CompileLog, logging_to
 from millrace.compilation.executables.phases import show_phases
 from millrace.compilation.executables.watch import call_watched
-from millrace.errors import ModelError, OptionError, PlanError
+from millrace.errors import DeviceError, ModelError, OptionError, PlanError
 from millrace.run.fit.controller import Controller, controller_of
 from millrace.run.fit.totals import Totals
 from millrace.run.pipelines.assignment.marks import stages_allowed
@@ -435,10 +435,16 @@ class Strategy:
 
         Raises:
             OptionError: if `fn` is a plain Python function, or `args` is not a sequence.
+            DeviceError: if the strategy has a target.
             RecompilationError: if it would be compiled within `no_recompile`.
             DTypeError: if an argument is float64.
         """
         check_run(fn, args, kwargs)
+        if self._described:
+            raise DeviceError(
+                f"run() cannot run {name_of(fn)!r}: the devices of a target are described and not "
+                "here. Give Strategy() devices and no target."
+            )
         log = self._totals.compile_log
         with (
             _running.bound_to(self),

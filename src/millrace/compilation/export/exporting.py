@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_executables import from_bytes
+from millrace._compat.jax_targets import is_described
 from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.cache import files as cache_files
 from millrace.compilation.cache.private import NotPrivateError, check_private, make_private
@@ -140,8 +141,10 @@ def _bytes_of(export: _Export, source: Any) -> bytes:  # a compiled program, or 
     content = source
     if export.kind == EXECUTABLE:
         content = serialize(source, tuple(device.id for device in devices))
-        # XLA also writes executables that it cannot read. An error now is better than one then.
-        from_bytes(content.data, content.in_tree, content.out_tree, content.numbers, devices)
+        # XLA also writes executables that it cannot read. An error now is better than one then;
+        # for a target, reading would take its device.
+        if not is_described(devices[0]):
+            from_bytes(content.data, content.in_tree, content.out_tree, content.numbers, devices)
     header = Header(
         kind=export.kind,
         key=export.key,

@@ -20,12 +20,15 @@ from typing import Any
 
 import jax
 
+from millrace._compat.jax_targets import is_described
 from millrace.base.records.compilation import ProgramKey
 from millrace.compilation.cache.entry import DamagedEntryError, Format, fields_of
 from millrace.compilation.cache.files import environment as of_cache
 from millrace.compilation.cache.keys import pack_key, unpack_key
 from millrace.compilation.cache.private import open_private
 from millrace.compilation.explain.key import versions
+
+_PLATFORM_VERSION = "version of the platform"
 
 
 def environment(device: jax.Device) -> dict[str, str]:
@@ -34,19 +37,24 @@ def environment(device: jax.Device) -> dict[str, str]:
     Args:
         device: any of the devices of the executables.
     """
-    return {
+    facts = {
         **versions(),
         "code of millrace": _code(),
-        "processor": of_cache(),
         "platform": device.platform,
-        "version of the platform": str(device.client.platform_version),
         "kind of device": device.device_kind,
     }
+    if device.platform == "cpu":
+        facts["processor"] = of_cache()
+    if device.platform != "gpu" or not is_described(device):  # which has no driver
+        facts[_PLATFORM_VERSION] = str(device.client.platform_version)
+    return facts
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """Returns the differences of two environments, such as "jax 0.10.2 -> 0.12.0"."""
     names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    if _PLATFORM_VERSION not in there:  # exported for a target: XLA itself compares, as it reads
+        names = [name for name in names if name != _PLATFORM_VERSION]
     return [f"{name} {there.get(name)} -> {here.get(name)}" for name in names]
 
 
