@@ -57,7 +57,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
         program = builder.program(moment.program, moment.stage).name
         devices = tuple(map(device_name, group.devices))
         alive = _alive(model, programs, moment, rows)
-        if others:
+        if others and alive:
             alive.append(LiveBuffer("values of other stages, at first", others, "", ""))
         alive = largest(alive)
         devices_of_groups.append(DeviceMemory(devices, program, tuple(rows), alive))
@@ -188,6 +188,8 @@ def _alive(
 
     layers = layer_finder(layer_names(model), renames_of(executable))
     alive = list(memory_profile(compiled_of(executable), layers, label).alive)
+    if not alive:  # the compilers of targets do not say which are
+        return alive
     waiting = sum(each.nbytes for each in alive if each.name in in_flight)
     sums = {
         "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,

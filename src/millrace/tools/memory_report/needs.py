@@ -83,7 +83,9 @@ def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
     """Adds the blocks that are prefetched to an accelerator."""
     (stage,) = memory.stages
     ahead = stage.batches * blocks
-    alive = largest([*memory.alive, LiveBuffer("blocks prepared ahead", ahead, "", "")])
+    alive = memory.alive
+    if alive:  # the compilers of targets do not say which tensors are
+        alive = largest([*alive, LiveBuffer("blocks prepared ahead", ahead, "", "")])
     return replace(memory, stages=(replace(stage, batches=stage.batches + ahead),), alive=alive)
 
 
