@@ -17,7 +17,7 @@ from millrace.programs.plan import Mode, Plan
 # `xla.cpu`) would not exist there, and one of Python's would stop the loop at every step.
 ALLOWED_CALLS = {
     "gpu": r"__cudnn\$\w+|__cublas\$\w+(\$\w+)*|__triton\w*|cu_threefry2x32\w*|cub\$\w+",
-    "tpu": r"AllocateBuffer|ConcatBitcast|MoveTo(Host|Device)|Pin|Unpin|ResizeBatch\w*|tpu_\w+",
+    "tpu": r"AllocateBuffer|ConcatBitcast|MoveTo(Host|Device)|Pin|Unpin|ResizeBatch\w*|AssumeGatherIndicesInBound|tpu_\w+",
 }
 HOST_CALLS = re.compile(r"callback|lapack|eigen|cpu|python", re.IGNORECASE)
 TRANSFERS = re.compile(r" (infeed|outfeed|send|recv)\(")
