@@ -53,13 +53,17 @@ def test_normalization_over_all_micro_batches(kind):
     check_state(target.precompile(model, BATCH)["train_run"], model)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 64])
+@pytest.mark.parametrize("steps", [1, 64])
 def test_executions_of_any_length_are_the_same_loop(kind, steps):
-    """Their number is an argument, and a longer execution has no more instructions."""
+    """Their number is an argument: the loops of 64 steps have the instructions of those of 2."""
     target = Target(kind)
     programs = target.precompile(compiled(target, steps=steps), BATCH, steps_per_epoch=64)
-    sizes = {name: len(program.text.splitlines()) for name, program in programs.items()}
-    assert all(size < 3000 for size in sizes.values()), sizes
+    assert set(programs) == {"train_run", "test_run", "predict_run"}
+    lengths = {name: len(program.text.splitlines()) for name, program in programs.items()}
+    few = Target(kind)
+    fewest = few.precompile(compiled(few, steps=2), BATCH, steps_per_epoch=64)
+    for name, program in fewest.items():
+        assert lengths[name] <= 1.05 * len(program.text.splitlines()), name
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from millrace._compat.jax_memory import is_on_host
 from millrace.programs.plan import Mode
 from target_programs import Target, bytes_of
 
-UNITS = 512
-BATCH = (((64, UNITS), "float32"), ((64, UNITS), "float32"))
+# The sizes of programs/steps/offload.py, where a TPU does not keep the values in vector memory.
+ROWS, UNITS = 8192, 2048
+BATCH = (((ROWS, UNITS), "float32"), ((ROWS, UNITS), "float32"))
 
 
 def build(target, depth=4):
@@ -18,7 +19,7 @@ def build(target, depth=4):
         model = keras.Sequential(
             [keras.Input((UNITS,)), *(layers.Dense(UNITS, "tanh") for _ in range(depth))]
         )
-    model.compile("adam", "mse", steps_per_execution=8)
+    model.compile("adam", "mse", steps_per_execution=16)
     return model
 
 
@@ -33,12 +34,11 @@ def host_bytes(program):
     return total
 
 
-@pytest.mark.parametrize("depth", [4])
-def test_the_optimizer_rests_on_the_host(kind, depth):
+def test_the_optimizer_rests_on_the_host(kind):
     programs, states = {}, {}
     for is_on in (False, True):
         target = Target(kind)
-        model = build(target, depth)
+        model = build(target)
         model.set_gradient_accumulation_options(
             gradient_accumulation_steps_per_replica=4, offload_weight_update_variables=is_on
         )
@@ -84,4 +84,4 @@ def test_activations_and_accumulators_rest_on_the_host(kind):
         offload_weight_update_variables=True,
     )
     target.precompile(model, BATCH)
-    assert any(host_bytes(p) >= 64 * UNITS * 4 for p in target.programs)
+    assert any(host_bytes(p) >= ROWS * UNITS * 4 for p in target.programs)
