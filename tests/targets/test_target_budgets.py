@@ -3,12 +3,12 @@
 import keras
 import pytest
 from keras import layers
-
-import millrace
 from target_programs import Target
 
+import millrace
+
 # A TPU keeps what is smaller in its vector memory of 128 MiB, which no budget counts.
-ROWS, UNITS, DEPTH = 1 << 16, 512, 8
+ROWS, UNITS, DEPTH = 1 << 15, 512, 6
 BATCH = (((ROWS, UNITS), "float32"), ((ROWS, 1), "float32"))
 
 
@@ -36,7 +36,6 @@ def test_a_budget_is_kept(kind, share):
     model.set_recomputation_options(budget=share)
     programs = target.precompile(model, BATCH)
     plain = plain_peak(kind)
-    print(share, programs["train_run"].peak, plain)
     assert programs["train_run"].peak <= share * plain
 
 
@@ -53,5 +52,4 @@ def test_boundaries(kind):
     model = build(target, with_boundaries=True)
     model.set_recomputation_options()
     peak = target.precompile(model, BATCH)["train_run"].peak
-    print(peak, plain_peak(kind))
     assert peak < 0.75 * plain_peak(kind)

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import pytest
 from keras import layers
-
 from target_programs import Target, check_state
 
 ROWS = 32
@@ -31,9 +30,7 @@ def floats(*shape: int) -> Any:
 
 
 def chain(*parts: Any, inputs: tuple[int, ...] = (256,), dtype: str = "float32") -> Any:
-    return lambda: keras.Sequential(
-        [keras.Input(inputs, dtype=dtype), *(part() for part in parts)]
-    )
+    return lambda: keras.Sequential([keras.Input(inputs, dtype=dtype), *(part() for part in parts)])
 
 
 def wide(*arguments: Any, **options: Any) -> Callable[[], Any]:

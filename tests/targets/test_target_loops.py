@@ -3,9 +3,9 @@
 import keras
 import pytest
 from keras import layers
+from target_programs import Target, bytes_of, check_state, shape_bytes
 
 import millrace
-from target_programs import Target, bytes_of, check_state, shape_bytes
 
 BATCH = (((32, 256), "float32"), ((32, 256), "float32"))
 
@@ -101,9 +101,7 @@ def test_outfeeds_are_results(kind):
     target = Target(kind)
     gradients, activations = millrace.OutfeedQueue(), millrace.OutfeedQueue()
     model = compiled(target, millrace.layers.Outfeed(activations, name="acts"))
-    optimizer = millrace.optimizers.OutfeedOptimizer(
-        keras.optimizers.SGD(), gradients, model=model
-    )
+    optimizer = millrace.optimizers.OutfeedOptimizer(keras.optimizers.SGD(), gradients, model=model)
     model.compile(optimizer, "mse", steps_per_execution=8)
     program = target.precompile(model, BATCH)["train_run"]
     kept = 8 * shape_bytes("f32[32,256]")  # of the layer, for each step

@@ -3,13 +3,14 @@
 import keras
 import pytest
 from keras import layers
+from target_programs import Target
 
 from millrace.run.schedules.table import SCHEDULES
-from target_programs import Target
 
 UNITS = 256
 BATCH = (((32, UNITS), "float32"), ((32, UNITS), "float32"))
 V_SHAPED = ("zb_v", "v_half", "v_min")
+HALVES = (*V_SHAPED, "zero_bubble")  # whose backward is in two parts
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -32,4 +33,13 @@ def test_all_stages(kind, devices, name):
     model.compile("adam", "mse", steps_per_execution=2 * stages)
     width = model.output_shape[-1]
     target.precompile(model, (BATCH[0], ((32, width), "float32")))
-    print(name, devices, sorted(p.name for p in target.programs))
+    found = {program.name for program in target.programs}
+    passes = {"forward", "final", "zeros"}
+    passes |= {"backward_weight"} if name in HALVES else {"backward"}
+    expected = {f"train_{each} of stage {k}" for each in passes for k in range(stages)}
+    if name in HALVES:  # the inputs of the first stage are data, and have no gradients
+        expected |= {f"train_backward_input of stage {k}" for k in range(1, stages)}
+    expected |= {
+        f"{mode}_forward of stage {k}" for mode in ("test", "predict") for k in range(stages)
+    }
+    assert expected <= found

@@ -3,8 +3,7 @@
 import keras
 import pytest
 from keras import layers
-
-from target_programs import Target, bytes_of, check_state
+from target_programs import Target, bytes_of, check_state, state_bytes
 
 UNITS = 256
 BATCH = (((32, UNITS), "float32"), ((32, UNITS), "float32"))
@@ -47,9 +46,18 @@ def test_replicas(kind, replicas, name):
     assert {"train_run", "test_run", "predict_run"} <= set(programs)
     train = programs["train_run"]
     gradients = bytes_of(model.trainable_variables)
-    print(name, replicas, gradients, {
-        op: train.collective_bytes(op)
-        for op in ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-    }, train.memory)
-    if name == "copies":
+    if not OPTIONS[name].get(SHARDED[0]):
         check_state(train, model)
+        assert train.collective_bytes("all-reduce") >= gradients
+        assert not train.collective_bytes("reduce-scatter")
+        return
+    # Each device gets its part of the gradients, and the weights that all need. Values that are
+    # small may be added up as a whole.
+    kernels = bytes_of(v for v in model.trainable_variables if len(v.shape) > 1)
+    assert train.collective_bytes("reduce-scatter") * replicas >= kernels
+    assert train.collective_bytes("all-gather") >= kernels
+    assert train.collective_bytes("all-reduce") < gradients / 10
+    part = state_bytes(model) / replicas
+    if OPTIONS[name].get(SHARDED[1]):
+        aliased = train.memory.alias_size_in_bytes + train.memory.host_alias_size_in_bytes
+        assert 0.95 * part <= aliased <= 1.25 * part
