@@ -14,7 +14,8 @@ from millrace.compilation.executables.executable import compiled_of
 from millrace.programs.plan import Mode, Plan
 
 # Calls of libraries and of XLA's own code on the device. A call of the CPU's (`lapack_`, `Eigen`,
-# `xla.cpu`), or of a TPU's host (`HostExecute`), would not exist there, and one of Python's would stop the loop at every step.
+# `xla.cpu`) would not exist there, and one of a TPU's host (`HostExecute`) or of Python's would
+# stop the loop at every step.
 ALLOWED_CALLS = {
     "gpu": r"__cudnn\$\w+|__cublas\$\w+(\$\w+)*|__triton\w*|cu_threefry2x32\w*|cub\$\w+",
     "tpu": r"AllocateBuffer|ConcatBitcast|MoveTo(Host|Device)|AssumeGatherIndicesInBound",

@@ -7,19 +7,24 @@ from target_programs import Target
 
 import millrace
 
-# A TPU keeps what is smaller in its vector memory of 128 MiB, which no budget counts.
-ROWS, UNITS, DEPTH = 1 << 15, 512, 6
-BATCH = (((ROWS, UNITS), "float32"), ((ROWS, 1), "float32"))
+STEPS, FEATURES, ROWS, UNITS = 512, 32, 64, 128
+BATCH = (((ROWS, STEPS, FEATURES), "float32"), ((ROWS, 1), "float32"))
 
 
-def build(target, with_boundaries=False):
+def build(target, slices=0):
+    """Returns a recurrent model: a TPU does not keep so long a sequence in its vector memory.
+
+    What it keeps there is not memory that a program takes, and no budget can have less of it.
+    """
     with target.strategy.scope():
-        x = inputs = keras.Input((UNITS,))
-        for k in range(DEPTH):
-            x = layers.Dense(UNITS, "tanh")(x)
-            if with_boundaries and k % 3 == 2:
-                x = millrace.layers.RecomputationCheckpoint()(x)
-        model = keras.Model(inputs, layers.Dense(1)(x))
+        x = inputs = keras.Input((STEPS, FEATURES))
+        cell, state = layers.LSTM(UNITS, use_cudnn=False, return_state=True), None
+        for k in range(max(slices, 1)):
+            part = x if not slices else x[:, k * STEPS // slices : (k + 1) * STEPS // slices]
+            result, *state = cell(part, initial_state=state)
+            if slices:
+                state = millrace.layers.RecomputationCheckpoint()(state)
+        model = keras.Model(inputs, layers.Dense(1)(result))
     model.compile("sgd", "mse", steps_per_execution=2)
     return model
 
@@ -35,8 +40,7 @@ def test_a_budget_is_kept(kind, share):
     model = build(target)
     model.set_recomputation_options(budget=share)
     programs = target.precompile(model, BATCH)
-    plain = plain_peak(kind)
-    assert programs["train_run"].peak <= share * plain
+    assert programs["train_run"].peak <= share * plain_peak(kind)
 
 
 def test_a_budget_in_bytes(kind):
@@ -49,7 +53,6 @@ def test_a_budget_in_bytes(kind):
 
 def test_boundaries(kind):
     target = Target(kind)
-    model = build(target, with_boundaries=True)
+    model = build(target, slices=4)
     model.set_recomputation_options()
-    peak = target.precompile(model, BATCH)["train_run"].peak
-    assert peak < 0.75 * plain_peak(kind)
+    assert target.precompile(model, BATCH)["train_run"].peak < 0.6 * plain_peak(kind)
