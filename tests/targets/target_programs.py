@@ -132,8 +132,9 @@ def check_loop(program: TargetProgram) -> None:
     """Checks that many steps are one loop, of a length that is an argument."""
     loops = [line for line in program.entry if re.search(r" while\(", line)]
     over_steps = [line for line in loops if "known_trip_count" not in line]
-    # A watch that halts computes the gradients of one update ahead, and has an end of its own.
-    most = 2 if program.plan and program.plan.taps.stops else 1
+    # A watch that halts computes the gradients of one update ahead, and has an end of its own. The
+    # compiler for TPU does not note that the micro-batches of the former are of a known number.
+    most = 3 if program.plan and program.plan.taps.stops else 1
     assert 1 <= len(over_steps) <= most, f"{program.name} has {len(over_steps)} loops over steps"
 
 
