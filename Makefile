@@ -11,9 +11,9 @@ WORKERS ?= 2
 JOBS ?= 1
 # Printed last: the ten tests that took longest.
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
-FAST := "not slow and not gpu and not exhaustive"
+FAST := "not slow and not gpu and not exhaustive and not targets"
 
-.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check docs mutants format bench peers benchmarks-page gpu wheels test-wheels release lock clean
+.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters test-targets check docs mutants format bench peers benchmarks-page gpu wheels test-wheels release lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -30,16 +30,16 @@ demo: $(READY)  ## within a budget of memory, cut in two, and faster than plain 
 	@$(BIN)/python examples/demo.py --output demo-output
 
 quick: $(READY)  ## the tests to run while writing: a minute
-	@$(BIN)/python $(PYTEST) -m "quick and not slow and not gpu and not exhaustive"
+	@$(BIN)/python $(PYTEST) -m "quick and not slow and not gpu and not exhaustive and not targets"
 
 test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped for XLA as users have it
 	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them, COMPILER=shipped as above
-	@$(BIN)/python $(PYTEST) -m "slow and not gpu and not exhaustive" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
+	@$(BIN)/python $(PYTEST) -m "slow and not gpu and not exhaustive and not targets" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas, and more cases of the slow tests; an hour
-	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu"
+	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu and not targets"
 
 test-oldest:  ## the tests on the oldest supported Keras and JAX
 	@test -d .venv-oldest || $(PY) -m venv .venv-oldest
@@ -66,6 +66,12 @@ test-clusters:  ## the tests on Ray, and on Slurm and Open MPI where they are in
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check "ray[train]==2.60.0" kubernetes==37.0.2
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-clusters/bin/python -m pytest -q -rs tests/test_clusters.py
+
+test-targets:  ## the programs compiled for GPUs and TPUs, without either (1 GB); TESTS=..., MARKS=quick
+	@test -d .venv-targets || $(PY) -m venv .venv-targets
+	@.venv-targets/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/targets.txt
+	@.venv-targets/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
+	@JAX_PLATFORMS=cpu .venv-targets/bin/python $(PYTEST) -m "targets$(if $(MARKS), and $(MARKS))" $(or $(TESTS),tests/targets)
 
 test-all: test  ## the tests on every other python that is installed, too
 	@for python in $(OTHERS); do \
@@ -128,8 +134,10 @@ lock:  ## resolve pyproject.toml anew into requirements/
 	    --no-header --no-annotate -o requirements/$$part.txt > /dev/null; \
 	done
 	@rm uv.lock
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --fork-strategy requires-python --generate-hashes \
-	  --no-header --no-annotate --no-emit-index-url -o requirements/next.txt requirements/next.in > /dev/null
+	@for part in next targets; do \
+	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --fork-strategy requires-python --generate-hashes \
+	    --no-header --no-annotate --no-emit-index-url -o requirements/$$part.txt requirements/$$part.in > /dev/null; \
+	done
 
 clean:  ## remove what the other commands made
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist demo-output

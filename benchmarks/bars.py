@@ -166,6 +166,15 @@ SECTIONS = {
         "recomputation.md",
         {r"memory: millrace, 7 / jax, 7": "Not explained yet. With 15 boundaries the bar is met."},
     ),
+    "target_budgets": Section(
+        "Recomputation by budget, for devices that are not there",
+        "Budgets of 0.6 and 0.4 of the peak of plain training, on a CPU that is there and on an "
+        "H100 and a TPU v5e that are described: their own compilers say every peak. Three of the "
+        "24 families, since the compiler for TPUs takes up to half a minute for each of the "
+        "others' programs. The v5e refuses both budgets of the MLP: its compiler keeps all "
+        "activations in vector memory, and 1.000 of the peak is arguments.",
+        "recomputation.md#a-budget",
+    ),
     "recompute_budget": Section(
         "Recomputation by budget",
         "Five budgets, from 0.9 to 0.4 of the peak of plain training, for each of 23 families of "

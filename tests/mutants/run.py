@@ -28,7 +28,7 @@ from typing import NamedTuple
 from table import MUTANTS, TESTS, Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FAST = "not slow and not gpu and not exhaustive"
+FAST = "not slow and not gpu and not exhaustive and not targets"
 SLOW = "slow and not gpu"
 LIMIT = 1200  # seconds for the tests of one mutant; a mutant that hangs is killed, too
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no")

@@ -137,12 +137,17 @@ def _compiled(lowering: Lowering) -> Any:
     try:
         return lowered.compile(options or None)
     except jax.errors.JaxRuntimeError as error:
+        # XLA chooses among the kernels of a GPU by trying them out, and takes the first for one
+        # that is not here. Where that has no tiles for a product, cuBLAS has a kernel for it.
+        if _NO_TILES in str(error) and is_described(lowering.wanted.devices[0]):
+            return lowered.compile({**options, "xla_gpu_enable_triton_gemm": False})
         stand_in = refused(lowered, error)
         if stand_in is None:
             raise
         return stand_in
 
 
+_NO_TILES = "Couldn't find output tile sizes"
 _REMEDY = (
     "Values that a program reads while it is traced are constants of it: draw numbers with "
     "keras.random, and keep values that change in a keras.Variable."

@@ -107,7 +107,18 @@ def fetched(values: Tree, layouts: LayoutTree) -> Tree:
         values: a tree.
         layouts: of its leaves or subtrees; those of device memory, and None, move nothing.
     """
-    return _each(values, layouts, lambda value, layout: jax.device_put(value, on_device(layout)))
+    return _each(values, layouts, _fetched)
+
+
+def _fetched(value: jax.Array, layout: Any) -> jax.Array:
+    """Moves a value to the device, where it stays in parts if it arrives in parts."""
+    there: Any = on_device(layout)
+    value = jax.device_put(value, there)
+    if not isinstance(there, Sharding) or there.is_fully_replicated:
+        return value
+    # Otherwise XLA's compiler for TPUs gathers the parts of a weight that comes next as a whole
+    # before it moves them: the hosts exchange them, and each device fetches all.
+    return lax.with_sharding_constraint(value, there)
 
 
 def fetched_after(values: Tree, layouts: LayoutTree, others: ArrayTree) -> Tree:
