@@ -71,6 +71,7 @@ REFERENCE = {
         "commands",
         "errors",
         "faq",
+        "gpu",
         "how_it_works",
         "index",
         "lost_state",

@@ -16,7 +16,8 @@ PAGES = {page.name: page.read_text() for page in ROOT.glob("docs/*.md")}
 PROGRAM = runpy.run_path(str(ROOT / "docs" / "programs.py"))["PROGRAM"]
 SHOWN = [(name, found) for name in PAGES for found in PROGRAM.finditer(PAGES[name])]
 CASES = sorted({*(ROOT / "examples").glob("*.py"), *(ROOT / found["path"] for _, found in SHOWN)})
-ELSEWHERE = "processes.py", "replicated_convnet.py"  # run below, with others of their kind
+# Run below, with others of their kind; the last one in tests/targets, with its compilers.
+ELSEWHERE = "processes.py", "replicated_convnet.py", "target.py"
 
 
 def words(output):

@@ -65,8 +65,8 @@ INSPECTION = {
 PUBLIC |= {name for name in INSPECTION if "." not in name}
 STRATEGY = {
     "__init__": (
-        "(self, devices=None, *, cache_dir=<default>, report_dir=None, on_recompile='log', "
-        "memory=None)"
+        "(self, devices=None, *, target=None, cache_dir=<default>, report_dir=None, "
+        "on_recompile='log', memory=None)"
     ),
     "attach": "(self, model)",
     "compile_log": "property",

@@ -8,6 +8,7 @@
       own_loops/            training loops of the user's own, as compiled programs
       checkpoints/          a fit and own loops are saved, and continue with the same numbers
       function_pipelines/   pipelines of functions, in place of a model's layers
+      target_commands.py    `millrace plan`, `millrace memory`: scripts on devices of a target
     tools/          what is measured, planned and shown
       planning/             one plan for everything that decides how an update runs
       memory_report/        what training will need, and what to change where it does not fit
@@ -36,6 +37,7 @@
       taps/ feeds/          values out of a program; batches -> blocks on the device
     base/           what all others stand on
       options/ records/     what the user chose; what a run leaves behind
+      targets/              devices that are described and not here, a file of data for each
       checkpoints/          checkpoints on disk, and states of objects and generators
       threads/ interrupts.py devices.py arguments.py activities.py collector.py own_code.py
       pytrees.py error_notes.py

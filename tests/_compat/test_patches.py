@@ -76,6 +76,18 @@ def scale_loss():
     optimizer.stateless_apply(state, [jnp.ones(())], [variable.value])
 
 
+def build_by_run():
+    class OwnModel(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    OwnModel()(np.ones((1, 1), "float32"))
+
+
 def branch():
     keras.ops.cond(jnp.array(True), lambda: jnp.ones(()), lambda: jnp.zeros(()))
 
@@ -107,6 +119,10 @@ USES = {
     ipu_patch_table.APPLY_GRADIENTS: apply_gradients,
     ipu_patch_table.DATA_ADAPTER: lambda: run("predict"),
     ipu_patch_table.ARRAY_NUMPY: lambda: jnp.ones(()).numpy(),  # type: ignore[attr-defined]
+    patch_table.VARIABLE_INIT: lambda: keras.Variable("zeros", (2,)),
+    patch_table.VARIABLE_LATER: build_by_run,
+    patch_table.VARIABLE_ASSIGN: lambda: keras.Variable(1.0).assign(2.0),
+    patch_table.CALL_WITHOUT_VALUES: call_graph,
     patch_table.EXIT: end,
     patch_table.EXCEPTHOOK: lambda: sys.excepthook(ValueError, ValueError(), None),
 }

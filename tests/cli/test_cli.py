@@ -26,7 +26,7 @@ def run(*words, width=100, size=SIZE):
 def test_the_flags():
     assert " ".join(flag for p in main.params for flag in p.opts) == "--version"
     assert set(main.commands) == {
-        *("checkpoint", "compile-log", "launch", "port", "poprun"),
+        *("checkpoint", "compile-log", "launch", "memory", "plan", "port", "poprun"),
         *("report", "run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["compile-log"].params for flag in p.opts) == (

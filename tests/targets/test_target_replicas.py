@@ -29,6 +29,8 @@ OPTIONS = {
 )
 @pytest.mark.parametrize("replicas", [2, 8])
 def test_replicas(kind, replicas, name):
+    if kind == "h100" and "on_the_host" in name:
+        pytest.skip("JAX knows no host memory of a GPU that is described")
     target = Target(f"{kind}:{replicas}")
     with target.strategy.scope():
         model = keras.Sequential(

@@ -46,7 +46,6 @@ def sizes_of(compiled: object) -> Sizes:
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
-        - _host_bytes(compiled, memory)
     )
     code = getattr(memory, "generated_code_size_in_bytes", 0) or 0
     return Sizes(peak, memory.temp_size_in_bytes or 0, code)
@@ -60,9 +59,7 @@ def requirement(compiled: jax.stages.Compiled) -> int:
 def argument_bytes(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes of the arguments that a program reads, on each device."""
     memory = _analysis(compiled)
-    if memory is None:
-        return 0
-    return memory.argument_size_in_bytes - _host_bytes(compiled, memory)
+    return 0 if memory is None else memory.argument_size_in_bytes
 
 
 def argument_sizes(compiled: jax.stages.Compiled) -> list[int]:
@@ -81,14 +78,6 @@ def _arguments(compiled: jax.stages.Compiled) -> Iterator[tuple[int, Any]]:
         value, sharding = leaves[number], shardings[number]
         shape = value.shape if sharding is None else sharding.shard_shape(value.shape)
         yield math.prod(shape) * value.dtype.itemsize, sharding
-
-
-def _host_bytes(compiled: Any, memory: Any) -> int:
-    """Returns the bytes in host memory that XLA counts as memory of the device: on a GPU."""
-    devices = () if not isinstance(compiled, jax.stages.Compiled) else devices_of(compiled)
-    if memory.host_argument_size_in_bytes or not devices or devices[0].platform != "gpu":
-        return 0
-    return sum(size for size, sharding in _arguments(compiled) if is_on_host(sharding))
 
 
 def module_proto(compiled: jax.stages.Compiled) -> bytes:

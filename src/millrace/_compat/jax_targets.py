@@ -3,8 +3,8 @@
 `jax.experimental.topologies` makes devices that programs are compiled for and never run on. Plugins
 without their hardware have to be started by hand. Checked on jax 0.10.2, where
 
-    GPU   says no memory spaces, no FLOPs and no addresses of buffers, and counts host memory as
-          memory of the device
+    GPU   says no memory spaces, so that JAX takes the kind of memory off every sharding, without a
+          word; no FLOPs, and no addresses of buffers
     TPU   says all but the addresses of buffers; refuses programs that its memory does not hold
 """
 

@@ -115,7 +115,11 @@ _KERAS = (
     ),
     *_in(
         "keras:Variable",
+        _deferred_initialize="variables of models that are described have no values",
+        _direct_assign="nor are any assigned to them",
         _dtype="whether a value needs no conversion",
+        _initialize_with_initializer="variables of models that are described have no values",
+        _initializer="stands for the value that such a variable does not have",
         _layout="whether a distribution has sharded a variable",
         _shape="whether a value needs no conversion",
         _value="the value of a variable outside of every scope",
@@ -213,6 +217,7 @@ _JAX = (
         "jax._src.xla_bridge",
         _backends="gives JAX its devices back, if something still refers to them",
         _default_backend="likewise",
+        _topology_factories="whether the compiler for GPUs has started",
         backends="which platforms have started",
         backends_are_initialized="whether the devices have started",
     ),
@@ -339,6 +344,10 @@ _JAX = (
         _unloaded_executable="an executable as it is written",
     ),
     *_in("jax.stages:Lowered", _lowering="the arguments that reach XLA"),
+    *_in(
+        "jax._src.interpreters.pxla:MeshComputation",
+        _device_list="the devices of a program that a target's compiler has refused",
+    ),
 )
 
 NAMES = {"keras": _KERAS, "jax": _JAX}

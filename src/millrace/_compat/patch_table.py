@@ -172,7 +172,7 @@ VARIABLE_LATER = Patch(
     ("self",),
 )
 CALL_WITHOUT_VALUES = Patch(
-    "keras.Layer.__call__",
+    "keras.Layer.__call__, without values",
     "infers the shapes of outputs where such a model is called for arrays, to have it built",
     While.MODELS,
     lambda: keras.Layer,

@@ -76,8 +76,7 @@ def run_to_fit(
                 "and the devices of a target cannot run it. Have the script leave that out."
             ) from None
         batch = with_rows(_batch(call.arguments), rows)
-        owner = next(each for each in forced.strategies if each.has(call.model))
-        return ReachedFit(owner, call.model, batch)
+        return ReachedFit(forced.owner(call.model), call.model, batch)
     raise DataError(
         f"{script} has ended without a call of fit() or train_on_batch(), and only these tell the "
         "batches of its training. In the script itself call strategy.plan(model, batch) or "

@@ -82,7 +82,7 @@ class IPUStrategy(Strategy):
 
     def _controllers(self) -> list[Controller]:
         """Returns the controllers of the models that are attached."""
-        found = [controller_of(model) for model in self._models if self.has(model)]
+        found = [controller_of(model) for model in self._models if self._has(model)]
         return [controller for controller in found if controller is not None]
 
     def _devices_in(self, system: System) -> tuple[jax.Device, ...] | None:

@@ -284,7 +284,7 @@ class Strategy:
                 f"attach() takes a keras.Model. Received: {type(model).__name__}. Wrap layers in "
                 "keras.Sequential([...])."
             )
-        if not self.has(model):
+        if not self._has(model):
             before = controller_of(model)
             detach(model)
             controller = attach(model, self.devices, self._totals)
@@ -309,7 +309,7 @@ class Strategy:
         """
         if not isinstance(model, keras.Model):
             raise ModelError(f"detach() takes a keras.Model. Received: {type(model).__name__}.")
-        if not self.has(model):
+        if not self._has(model):
             other = "Call detach() of that one." if controller_of(model) else "It is a stock model."
             raise ModelError(
                 f"detach() takes a model of this strategy. Received: {model!r}, which is attached "
@@ -324,8 +324,7 @@ class Strategy:
         self._described = tuple(devices) if is_described(devices[0]) else ()
         self._ids = [(device.platform, device.id) for device in devices]
 
-    def has(self, model: object) -> bool:
-        """Whether a model is attached to this strategy."""
+    def _has(self, model: object) -> bool:
         controller = controller_of(model)
         return controller is not None and controller.totals is self._totals
 
@@ -411,7 +410,7 @@ class Strategy:
             ModelError: if it is none.
         """
         controller = controller_of(model)
-        if controller is None or not self.has(model):
+        if controller is None or not self._has(model):
             is_model = isinstance(model, keras.Model)
             shown = repr(model) if is_model else f"an object of type {type(model).__name__}"
             raise ModelError(
@@ -462,6 +461,10 @@ class ForcedTarget:
 
     target: str
     strategies: list[Strategy] = field(default_factory=list[Strategy])  # that were made
+
+    def owner(self, model: keras.Model) -> Strategy:
+        """Returns the strategy that has a model."""
+        return next(each for each in self.strategies if each._has(model))
 
 
 forced_target = ScopedValue[ForcedTarget | None](None)

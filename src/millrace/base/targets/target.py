@@ -5,7 +5,6 @@
 """
 
 import functools
-import importlib.metadata
 import math
 import os
 import pathlib
@@ -115,10 +114,9 @@ def find_target(target: object) -> tuple[jax.Device, ...]:
     try:
         devices = _gpus(kind, extent) if kind.platform == "gpu" else _tpus(kind, extent)
     except CompilerMissingError:
-        extra = f"millrace[{kind.platform}-compiler]"
         raise DeviceError(
             f"target={target!r} needs XLA's compiler for {kind.platform.upper()}s, which is not "
-            f"installed. Run: {_command(kind.platform)}, which is what the extra {extra} brings."
+            f"installed. Run: python -m pip install 'millrace[{kind.platform}-compiler]'"
         ) from None
     set_described_memory(devices, kind.usable)
     _kinds.update(dict.fromkeys(devices, kind))
@@ -174,16 +172,3 @@ def _tpus(kind: TargetKind, extent: str) -> tuple[jax.Device, ...]:
         raise OptionError(
             f"There is no slice '{kind.name}:{extent}': {error}. Usual ones are {usual}."
         ) from error
-
-
-def _command(platform: str) -> str:
-    """Returns the command that installs the compiler of the installed JAX."""
-    if platform == "tpu":
-        wanted = importlib.metadata.requires("jax") or []
-        package = next((each.split(";")[0] for each in wanted if "libtpu" in each), "libtpu")
-        return f"python -m pip install '{package}'"
-    version = jax.__version__
-    return (
-        f"python -m pip install --no-deps jax-cuda12-plugin=={version} "
-        f"jax-cuda12-pjrt=={version} nvidia-cuda-nvcc-cu12"
-    )

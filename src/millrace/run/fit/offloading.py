@@ -17,7 +17,8 @@ import jax
 import keras
 
 from millrace._compat.jax_memory import host_memory, in_device_memory, is_on_host
-from millrace.base.devices import home
+from millrace._compat.jax_targets import is_described
+from millrace.base.devices import device_name, home
 from millrace.base.options import NO_OFFLOAD, TABLE, Accumulation, Offload, Replication
 from millrace.errors import OptionError
 
@@ -38,10 +39,16 @@ def check_offload(
     asked = [name for field, name in _NAMES.items() if getattr(offload, field)]
     device = home(devices)
     if asked and host_memory(device) is None:
+        why = (
+            "JAX knows the memory spaces of a GPU only where there is one, and the strategy's "
+            f"{device_name(device)} is described"
+            if is_described(device)
+            else f"the backend {device.platform!r} ({device.device_kind}) has no other memory than "
+            "the one its programs compute in"
+        )
         raise OptionError(
-            f"{asked[0]}=True keeps values in host memory, and the backend {device.platform!r} "
-            f"({device.device_kind}) has no other memory than the one its programs compute in. "
-            f"Set {asked[0]}=False, or 'auto', which never fails."
+            f"{asked[0]}=True keeps values in host memory, and {why}. Set {asked[0]}=False, or "
+            "'auto', which never fails."
         )
     if offload.weights and not replication.shard_weights:
         raise OptionError(
