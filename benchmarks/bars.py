@@ -175,6 +175,14 @@ SECTIONS = {
         "activations in vector memory, and 1.000 of the peak is arguments.",
         "recomputation.md#a-budget",
     ),
+    "target_plans": Section(
+        "Reports and plans for devices that are not there",
+        "Seconds, and host memory, of a memory report and of a plan of a transformer with 12 "
+        "blocks for an H100, and of the report of one with 6.7 billion parameters in stages over "
+        "eight: nothing of it is in memory but its shapes. The peer is the report of the smaller "
+        "one for the CPU.",
+        "targets.md",
+    ),
     "recompute_budget": Section(
         "Recomputation by budget",
         "Five budgets, from 0.9 to 0.4 of the peak of plain training, for each of 23 families of "

@@ -166,7 +166,8 @@ def test_a_program_that_a_tpu_cannot_hold_has_a_size(monkeypatch, text, size):
         return jax.lax.scan(lambda w, x: (w - jnp.outer(x, x @ w), w.sum()), w, x)
 
     w, x = jnp.ones((64, 64)), jnp.ones((10, 64))
-    lowered = jax.jit(loss).trace(w, x).lower()
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    lowered = jax.jit(loss, in_shardings=here).trace(w, x).lower()
     error = jax.errors.JaxRuntimeError(text)
     assert jax_refused.refused(lowered, error) is None  # of a device that is here
     monkeypatch.setattr(jax_refused, "is_described", lambda _: True)

@@ -5,7 +5,7 @@
     pipeline    the simulated schedule, of tasks that take FLOPs / rate + a call, and transfers
                 + update: FLOPs / rate + moved / link + collectives * latency
 
-FLOPs are XLA's count of the compiled programs. The rates are assumptions about a platform: they
+FLOPs are counted in the compiled programs. The rates are assumptions about a platform: they
 decide which costs outweigh which, not how long an update takes. Measured times replace them. Those
 of a target are public figures of its device, of whose FLOPs a share is assumed to be reached.
 """
