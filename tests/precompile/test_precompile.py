@@ -159,9 +159,12 @@ def test_the_numbers_are_those_of_a_plain_fit(strategy, seeds):
         np.testing.assert_array_equal(one, other)
 
 
-def test_x_alone_is_enough_for_predict(strategy):
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_x_alone_is_enough_for_predict(strategy, is_compiled):
     with strategy.scope():
         model = keras.Sequential([layers.Dense(1)])
+    if is_compiled:
+        model.compile("adam", "mse")
     model.precompile(jax.ShapeDtypeStruct((4, 8), "float32"))
     (record,) = executables(strategy)
     assert record.program == "predict_run"

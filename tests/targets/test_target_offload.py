@@ -56,9 +56,8 @@ def test_the_optimizer_rests_on_the_host():
 def test_of_a_gpu_that_is_described_jax_knows_no_host_memory():
     target = Target("h100")
     model = build(target)
-    model.set_gradient_accumulation_options(offload_weight_update_variables=True)
     with pytest.raises(OptionError, match="only where there is one, and the strategy's h100:0"):
-        target.precompile(model, BATCH)
+        model.set_gradient_accumulation_options(offload_weight_update_variables=True)
 
 
 def test_the_weights_of_replicas_rest_on_the_host():

@@ -201,7 +201,7 @@ def _has_targets(batch: ArrayTree) -> bool:
 
 def _build(controller: Controller, batch: ArrayTree) -> None:
     model = controller.model
-    if model.compiled:
+    if model.compiled and _has_targets(batch):
         controller.feeds.is_built_ahead |= build_for(model, batch)
     elif not model.built:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
