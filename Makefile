@@ -67,7 +67,7 @@ test-clusters:  ## the tests on Ray, and on Slurm and Open MPI where they are in
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-clusters/bin/python -m pytest -q -rs tests/test_clusters.py
 
-test-targets:  ## the programs compiled for GPUs and TPUs, without either (1 GB); TESTS=..., MARKS=quick
+test-targets:  ## the programs compiled for GPUs and TPUs, without either (1.3 GB); TESTS=..., MARKS=quick
 	@test -d .venv-targets || $(PY) -m venv .venv-targets
 	@.venv-targets/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/targets.txt
 	@.venv-targets/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
