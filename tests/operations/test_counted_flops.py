@@ -140,3 +140,19 @@ def test_bytes_of_a_part_are_those_of_the_part():
 def test_bytes_of_a_product_are_those_of_its_arrays():
     _, operations, _ = counted(lambda a, b: a @ b, np.ones((32, 64), "f"), np.ones((64, 16), "f"))
     assert sum(each.nbytes for each in operations) == 4 * (32 * 64 + 64 * 16 + 32 * 16)
+
+
+@pytest.mark.parametrize(("begin", "unknown"), [(0, 0), (None, 1)])
+def test_a_loop_whose_begin_is_data_has_no_known_length(begin, unknown):
+    def run(x, first):
+        first = first if begin is None else begin
+        return jax.lax.while_loop(
+            lambda state: state[0] < 10, lambda state: (state[0] + 1, state[1] @ x), (first, x)
+        )
+
+    lowered = jax.jit(run).trace(np.ones((8, 8), np.float32), 3).lower()  # not yet by XLA's passes
+    proto = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    counter = OperationCounter(read_module(proto))
+    flops = sum(each.times * count for each in counter.operations() for _, count in each.flops)
+    assert counter.unknown_loops == unknown
+    assert flops == pytest.approx((1 if unknown else 10) * 2 * 8**3, rel=0.1)

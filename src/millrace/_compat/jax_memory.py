@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from millrace._compat.jax_targets import described_memory, is_described
+from millrace._compat.jax_targets import is_described
+from millrace.base.targets.target import target_of
 
 logger = logging.getLogger("millrace")
 DEVICE, HOST = "device", "pinned_host"
@@ -95,8 +96,8 @@ def _moves_there_and_back(device: jax.Device) -> bool:
 
 def memory_limit(device: jax.Device) -> int | None:
     """Returns the bytes that JAX may use of a device's memory; None where that is not known."""
-    if is_described(device):
-        return described_memory(device)
+    if (kind := target_of(device)) is not None:
+        return kind.usable
     statistics = device.memory_stats() if device.process_index == jax.process_index() else None
     return (statistics or {}).get("bytes_limit")
 

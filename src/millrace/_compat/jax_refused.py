@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from millrace._compat.jax_executables import argument_sizes
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.jax_targets import is_described
 
@@ -50,17 +51,8 @@ class RefusedProgram:
     def __call__(self, *_: object) -> None:
         raise RuntimeError("a program that was refused by the compiler of a target cannot run")
 
-    def as_text(self) -> str:
-        """Returns the program as it was lowered."""
-        return self._lowered.as_text()
-
-    def cost_analysis(self) -> None:
-        """Returns nothing: nothing was compiled."""
-
     def memory_analysis(self) -> Any:
         """Returns all bytes as temporaries, but for the arguments."""
-        from millrace._compat.jax_executables import argument_sizes
-
         arguments = sum(argument_sizes(self))  # type: ignore[arg-type]
         fields = ("argument", "output", "alias", "temp")
         sizes = (arguments, 0, 0, max(0, self.nbytes - arguments))

@@ -12,7 +12,7 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -89,19 +89,6 @@ def is_described(device: jax.Device) -> bool:
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
-_memory: dict[jax.Device, int] = {}
-
-
-def set_described_memory(devices: Sequence[jax.Device], nbytes: int) -> None:
-    """Sets the bytes that a program may use of each device, which these cannot be asked for."""
-    _memory.update(dict.fromkeys(devices, nbytes))
-
-
-def described_memory(device: jax.Device) -> int | None:
-    """Returns the bytes that a program may use of a device that is described."""
-    return _memory.get(device)
-
-
 def belongs_here(device: jax.Device) -> bool:
     """Whether a device belongs to this process, as all that are described do."""
     return device.process_index == jax.process_index() or is_described(device)
@@ -122,6 +109,8 @@ def _start_cuda() -> None:
     finally:
         if before is None:
             del os.environ[_SKIP_CHECK]
+        else:
+            os.environ[_SKIP_CHECK] = before
     if "cuda" not in xla_bridge._topology_factories:
         raise CompilerMissingError
 

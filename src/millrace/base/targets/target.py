@@ -21,7 +21,6 @@ from millrace._compat.jax_targets import (
     described_gpus,
     described_tpus,
     is_described,
-    set_described_memory,
 )
 from millrace.errors import DeviceError, OptionError
 
@@ -118,7 +117,6 @@ def find_target(target: object) -> tuple[jax.Device, ...]:
             f"target={target!r} needs XLA's compiler for {kind.platform.upper()}s, which is not "
             f"installed. Run: python -m pip install 'millrace[{kind.platform}-compiler]'"
         ) from None
-    set_described_memory(devices, kind.usable)
     _kinds.update(dict.fromkeys(devices, kind))
     return devices
 

@@ -77,7 +77,6 @@ class ChosenPlan(NamedTuple):
     """A plan with a choice that stays within its budget."""
 
     plan: Plan
-    extra_flops: float  # of a step, as a share of the step's
     nbytes: int  # of the budget
 
 
@@ -128,7 +127,7 @@ def within_budget(
     extra = 0.0 if choices is None else choices.extra(number)
     text = "nothing is run again" if choices is None else choices.describe(number)
     announce(BudgetChoice(model, budget, peak, extra, text), log)
-    return ChosenPlan(chosen, extra, search.limit)
+    return ChosenPlan(chosen, search.limit)
 
 
 def attempt(peaks: Sequence[int], details: str) -> str:

@@ -220,18 +220,29 @@ def trip_count(instruction: Instruction, module: Module) -> int | None:
     count = backend_config(instruction).get("known_trip_count", {}).get("n")
     if count is not None:
         return int(count)
-    # The compiler for TPU notes none, and leaves the comparison with the number as JAX made it:
-    # of a counter that begins at zero.
+    # The compiler for TPU notes none, and leaves the comparison with the number as JAX made it.
     for number in instruction.called:
         test = module.instructions[module.computations[number].root]
-        if test.opcode == "compare" and len(test.operands) == 2:
-            limit = module.instructions[test.operands[1]]
-            return _constant(limit) if limit.opcode == "constant" else None
+        if test.opcode == "compare" and _text(_fields(test.data), 63) == "LT":
+            counter, limit = (module.instructions[each] for each in test.operands)
+            is_from_zero = _constant(_begin(instruction, counter, module)) == 0
+            return _constant(limit) if is_from_zero else None
     return None
 
 
+def _begin(loop: Instruction, counter: Instruction, module: Module) -> Instruction:
+    """Returns what a part of a loop's state is before the loop; the loop if that is not known."""
+    state = module.instructions[loop.operands[0]]
+    if counter.opcode != "get-tuple-element" or state.opcode != "tuple":
+        return loop
+    value = module.instructions[state.operands[counter.tuple_index]]
+    while value.opcode in ("copy", "bitcast"):
+        value = module.instructions[value.operands[0]]
+    return value
+
+
 def _constant(instruction: Instruction) -> int | None:
-    """Returns the value of a constant whole number."""
+    """Returns the value of a constant whole number; None for anything else."""
     literal = _fields(_last(_fields(instruction.data), 8, b""))
     values = [*_numbers(literal, 4), *_numbers(literal, 5)]
     return _signed(values[0]) if len(values) == 1 else None
