@@ -35,8 +35,9 @@ quick: $(READY)  ## the tests to run while writing: a minute
 test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped for XLA as users have it
 	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
-test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them, COMPILER=shipped as above
-	@$(BIN)/python $(PYTEST) -m "slow and not gpu and not exhaustive and not targets" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
+test-slow: $(READY)  ## the tests that take longest; SHARE=1/3 or TESTS=... for some, COMPILER=shipped as above
+	@$(BIN)/python $(PYTEST) -m "slow and not gpu and not exhaustive and not targets" $(if $(SHARE),--share=$(SHARE)) \
+	  $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas, and more cases of the slow tests; an hour
 	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu and not targets"

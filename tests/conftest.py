@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import signal
+import zlib
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run beside them
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,6 +45,32 @@ def pytest_addoption(parser):
         default="quick",
         help="quick: spends no time on speed. shipped: as users have it, in every test.",
     )
+    parser.addoption(
+        "--share",
+        type=share,
+        default=(0, 1),
+        help="K/N: of the slow tests the K-th of N shares, and those that are in every share.",
+    )
+
+
+def share(text):
+    number, of = map(int, text.split("/"))
+    return number % of, of
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out slow tests of other shares. A test keeps its share when others come or go."""
+    number, of = config.getoption("share")
+
+    def is_elsewhere(item):
+        marks = {mark.name for mark in item.iter_markers()}
+        is_shared = "slow" in marks and "every_share" not in marks
+        return is_shared and zlib.crc32(item.nodeid.encode()) % of != number
+
+    left_out = [item for item in items if is_elsewhere(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_configure(config):

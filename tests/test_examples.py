@@ -11,6 +11,8 @@ import pytest
 from case_marks import with_marks
 from quick_compiler import compiler
 
+pytestmark = pytest.mark.every_share
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {page.name: page.read_text() for page in ROOT.glob("docs/*.md")}
 PROGRAM = runpy.run_path(str(ROOT / "docs" / "programs.py"))["PROGRAM"]

@@ -5,6 +5,8 @@ import re
 import pytest
 from examples_of_ipu import DIRECTORY, run
 
+pytestmark = pytest.mark.every_share
+
 # Programs whose names begin like this have tests elsewhere, such as those that a page begins with.
 OTHER_TESTS = "recompilation", "keras_model"
 
