@@ -98,8 +98,9 @@ mutants: $(READY)  ## puts errors into a copy of the source: which do the tests 
 format: $(READY)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-bench: $(READY)  ## all benchmarks; BENCH=--small JOBS=3: only whether they run, three at a time
-	@printf "%s\n" benchmarks/calls.py benchmarks/peers.py benchmarks/[a-z]*_*.py | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
+bench: $(READY)  ## all benchmarks, or SHARE=1/3; BENCH=--small JOBS=3: only whether they run, three at a time
+	@printf "%s\n" benchmarks/calls.py benchmarks/peers.py benchmarks/[a-z]*_*.py \
+	  | awk -v share=$(or $(SHARE),0/1) 'split(share, s, "/") && NR % s[2] == s[1] % s[2]' | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
 
 peers: $(READY)  ## against Keras 3.15 and 3.16, Keras on torch, torch's pipelines and handwritten JAX (1 GB)
 	@test -d .venv-peers-next || $(PY) -m venv .venv-peers-next
