@@ -5,7 +5,6 @@ import logging
 import os
 import resource
 import signal
-import zlib
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run beside them
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +25,7 @@ import own_threads  # noqa: E402
 from millrace.compilation.explain.diagnose import history  # noqa: E402
 from quick_compiler import compiler  # noqa: E402
 from resources import give_back, resident_bytes  # noqa: E402
+from shares import Share  # noqa: E402
 
 MOST_MEMORY = 11 << 27  # of a worker (1.4 GiB), so that two and their children fit into 4 GiB
 MORE_MEMORY = 1 << 28  # that is worth looking for what can be let go
@@ -47,30 +47,18 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--share",
-        type=share,
-        default=(0, 1),
+        type=Share.of_text,
         help="K/N: of the slow tests the K-th of N shares, and those that are in every share.",
     )
 
 
-def share(text):
-    number, of = map(int, text.split("/"))
-    return number % of, of
-
-
 def pytest_collection_modifyitems(config, items):
-    """Leaves out slow tests of other shares. A test keeps its share when others come or go."""
-    number, of = config.getoption("share")
-
-    def is_elsewhere(item):
-        marks = {mark.name for mark in item.iter_markers()}
-        is_shared = "slow" in marks and "every_share" not in marks
-        return is_shared and zlib.crc32(item.nodeid.encode()) % of != number
-
-    left_out = [item for item in items if is_elsewhere(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    """Leaves out the slow tests of other shares."""
+    share = config.getoption("share")
+    if share is not None:
+        kept = [item for item in items if share.has(item)]
+        config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+        items[:] = kept
 
 
 def pytest_configure(config):

@@ -102,6 +102,7 @@ def test_the_index_lists_every_page():
     assert sorted(pages - listed) == []
 
 
+@pytest.mark.every_share
 @pytest.mark.slow
 def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     text = README.read_text()

@@ -217,6 +217,7 @@ def test_a_script_that_does_not_come_to_its_fit(tmp_path, word, message):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.quick  # CI runs every example
 def test_the_example_prints_what_its_page_says():
     result = subprocess.run(
         [sys.executable, ROOT / "examples" / "target.py"],

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.every_share]
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "millrace-ipu" / "examples"
 START, LOAD = "Starting phase: graphConstruction", "Loading executable\n"
