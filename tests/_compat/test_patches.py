@@ -5,6 +5,7 @@ import pathlib
 import sys
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -123,6 +124,7 @@ USES = {
     patch_table.VARIABLE_LATER: build_by_run,
     patch_table.VARIABLE_ASSIGN: lambda: keras.Variable(1.0).assign(2.0),
     patch_table.CALL_WITHOUT_VALUES: call_graph,
+    patch_table.TAKE_GRADIENTS: lambda: jax.grad(jnp.sin)(1.0),
     patch_table.EXIT: end,
     patch_table.EXCEPTHOOK: lambda: sys.excepthook(ValueError, ValueError(), None),
 }

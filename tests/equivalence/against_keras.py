@@ -53,7 +53,8 @@ class Subject:
     fit: further arguments of `fit`.
     policy: of all layers.
     by_hand: whether accumulation is compared with a loop of hand in place of an optimizer of Keras
-        that accumulates: for clipping, schedules and averages, and optimizers that cannot.
+        that accumulates: for clipping, schedules and averages, and optimizers that cannot. A
+        function makes each batch of a model be so many batches of one update.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Subject:
     epochs: int = 2
     fit: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "float32"
-    by_hand: bool = False
+    by_hand: bool | Callable[[keras.Model, int], keras.Model] = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ def train_plain(
 
 def _fit_plain(subject: Subject, model: keras.Model, steps: int) -> Trained:
     if subject.by_hand and steps > 1:
-        accumulate_by_hand(model, steps).compile(**subject.compile())
+        accumulate = accumulate_by_hand if subject.by_hand is True else subject.by_hand
+        accumulate(model, steps).compile(**subject.compile())
         return _fit(replace(subject, batch_size=steps * (subject.batch_size or 1)), model)
     accumulation = {} if steps == 1 else {"gradient_accumulation_steps": steps}
     model.compile(**subject.compile(**accumulation))

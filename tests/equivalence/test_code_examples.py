@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from against_keras import WAYS, Comparison, Refusal, Subject, compare
 from code_examples.catalogue import EXAMPLES
-from code_examples.example import OWN_STEP
 from code_examples.text import WORDS, sentences
 from keras import layers, ops
 
@@ -109,18 +108,6 @@ def test_these_train_as_plain_keras_with_the_shipped_compiler(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_all_others_train_as_plain_keras_in_all_ways(name):
     check(name, WAYS)
-
-
-def test_a_step_of_ones_own_is_refused_before_anything_is_compiled(strategy):
-    """With the data not even looked at."""
-    with strategy.scope():
-        model = EXAMPLES["guided_train_step"].make().build()
-    model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
-    model.compile("sgd", steps_per_execution=2)
-    with pytest.raises(RuntimeError) as caught:
-        model.fit(sentences(4), batch_size=2)
-    assert OWN_STEP["accumulated"] in str(caught.value)
-    assert len(strategy.compile_log) == 0
 
 
 class Noisy(keras.Model):

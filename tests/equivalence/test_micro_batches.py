@@ -13,7 +13,7 @@ import pytest
 from keras import layers, ops
 
 import millrace
-from millrace.errors import ModelError, OptionError, PlanError, TapError, UnsupportedError
+from millrace.errors import OptionError, PlanError, TapError, UnsupportedError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(72, 6)).astype("float32")
@@ -387,16 +387,6 @@ def test_other_values_are_refused(value):
         model = dense()
     with pytest.raises(OptionError, match="micro_batch must be"):
         model.set_gradient_accumulation_options(micro_batch=value)
-
-
-def test_a_train_step_of_the_user_is_refused():
-    class Own(keras.Sequential):
-        def train_step(self, state, data):
-            return super().train_step(state, data)
-
-    subject = Subject(lambda: Own([keras.Input((6,)), layers.Dense(2)]), {"x": X, "y": Y})
-    with pytest.raises(ModelError, match=r"micro_batch=8 asks for parts.*compute_loss"):
-        train(subject, 8)
 
 
 def test_a_pipeline_is_refused():

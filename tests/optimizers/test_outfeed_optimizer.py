@@ -8,7 +8,7 @@ import pytest
 
 import millrace
 from case_marks import slow
-from millrace.errors import ModelError, OptionError, TapError
+from millrace.errors import OptionError, TapError
 from millrace.optimizers import OutfeedOptimizer, OutfeedOptimizerMode
 from millrace.programs.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.programs.taps.outfeed_queue import OutfeedQueue
@@ -24,9 +24,9 @@ def data(steps=STEPS):
     return x.random((steps * ROWS, WIDTH), np.float32), y.random((steps * ROWS, 3), np.float32)
 
 
-def build():
+def build(kind=keras.Sequential):
     keras.utils.set_random_seed(1)
-    return keras.Sequential(
+    return kind(
         [
             keras.Input((WIDTH,)),
             keras.layers.Dense(8, "tanh", name="Dense_8"),
@@ -341,18 +341,19 @@ def test_arguments_of_another_kind():
     assert OutfeedOptimizer(sgd, queue, "after_compute", model=model).mode is AFTER_COMPUTE
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("mode", [AFTER_COMPUTE, BEFORE_APPLY])
-def test_a_model_with_a_train_step_of_its_own(strategy, mode):
+def test_a_model_with_a_train_step_of_its_own(strategy, mode, accumulation):
     class Own(keras.Sequential):
         def train_step(self, state, data):
             return super().train_step(state, data)
 
-    model = strategy.attach(Own([keras.layers.Dense(3)]))
-    model.compile(
-        OutfeedOptimizer(keras.optimizers.SGD(), OutfeedQueue(), mode, model=model), "mse"
-    )
-    with pytest.raises(ModelError, match=r"overrides train_step\(\).*compute_loss\(\) instead"):
-        fit(model)
+    queue = OutfeedQueue()
+    model = strategy.attach(build(Own))
+    optimizer = OutfeedOptimizer(keras.optimizers.SGD(RATE), queue, mode, model=model)
+    fit(compiled(model, optimizer, accumulation, "mean", steps_per_execution=STEPS))
+    raw, applied = gradients_by_hand(accumulation, "mean")
+    assert_close(queue.dequeue(), raw if mode is AFTER_COMPUTE else applied)
 
 
 # Replicas

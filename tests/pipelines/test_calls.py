@@ -274,15 +274,6 @@ def test_a_model_without_call_is_refused():
         find_calls(Empty())
 
 
-def test_a_model_without_call_whose_step_does_everything_is_told_to_stay_whole():
-    class Steps(keras.Model):
-        def train_step(self, state, data):
-            return {}, state
-
-    with pytest.raises(ModelError, match=r"\(Steps\) overrides train_step.* in one piece on one "):
-        find_calls(Steps())
-
-
 def test_a_model_that_does_not_run_on_shapes_says_why():
     class Broken(keras.Model):
         def get_build_config(self):

@@ -227,12 +227,11 @@ class OwnPredictStep(keras.Sequential):
         return super().predict_step(state, data)
 
 
-def test_steps_of_the_users_own_cannot_be_cut(strategy):
+def test_steps_of_the_users_own_that_do_not_train_cannot_be_cut(strategy):
     model = sequential(strategy, OwnTrainStep)
     model.set_pipeline_stage_assignment([0, 0, 1, 1])
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
-    with pytest.raises(ModelError, match=r"overrides train_step\(\).*compute_loss"):
-        fit(model)
+    fit(model)
     model = sequential(strategy, OwnTestStep)
     model.set_pipeline_stage_assignment([0, 0, 1, 1])
     with pytest.raises(ModelError, match=r"OwnTestStep.*overrides test_step\(\)"):

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.errors import ModelError, OptionError, PlanError
+from millrace.errors import OptionError, PlanError
 
 
 def data(rows=16):
@@ -134,13 +134,6 @@ class OwnTrainStep(keras.Sequential):
         return super().train_step(state, data)
 
 
-def test_a_train_step_of_ones_own_needs_one_device():
-    model = build(4, OwnTrainStep)
-    with pytest.raises(ModelError, match=r"OwnTrainStep.*overrides train_step.*devices=1"):
-        fit(model)
-    fit(build(1, OwnTrainStep))
-
-
 @pytest.mark.parametrize(
     ("make", "replicas"), [(build, 4), (pipelined, 2)], ids=["one-piece", "pipeline"]
 )
@@ -157,7 +150,7 @@ def test_fit_says_once_how_many_replicas_there_are(make, replicas, caplog):
 def test_one_device_says_nothing_of_replicas(caplog):
     with caplog.at_level("INFO", "millrace"):
         fit(build(1), rows=8)
-    assert "replica" not in caplog.text
+    assert "one update takes" not in caplog.text
 
 
 @pytest.mark.slow

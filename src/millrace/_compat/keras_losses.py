@@ -14,7 +14,7 @@ whose mean over the parts, weighed by their rows, is the loss of the batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -34,24 +34,26 @@ class LossParts:
 
     Attributes:
         share: rows of the part, as a share of those of the batch.
-        totals: divisors of the whole batch, in the order of the losses that have one; None while
-            those of a part are collected.
-        divisors: those of this part.
+        totals: divisors of the whole batch, in the order of the losses that have one.
+        collect: receives those of a part, and their number, in place of `totals`.
+        count: losses that have one so far. Where a step is traced again, they begin anew.
     """
 
     share: float
-    totals: Sequence[jax.Array] | None = None
-    divisors: list[jax.Array] = field(default_factory=list[jax.Array])
+    totals: Sequence[jax.Array] = ()
+    collect: Callable[[int, jax.Array], None] | None = None
+    count: int = 0
 
     def scaled(self, loss: Any, divisor: jax.Array | None) -> Any:
         """Returns a loss of the part, or its sum without a divisor, multiplied as above."""
         if divisor is None:
             return loss / self.share
-        number = len(self.divisors)
-        self.divisors.append(divisor)
-        if self.totals is None:
+        number, self.count = self.count, self.count + 1
+        if self.collect is not None:
+            self.collect(number, divisor)
             return loss
-        part: Any = keras.ops.divide_no_nan(divisor, self.totals[number])
+        total = self.totals[number % len(self.totals)]
+        part: Any = keras.ops.divide_no_nan(divisor, total)
         factor = part / self.share
         return loss * keras.ops.cast(factor, loss.dtype)
 

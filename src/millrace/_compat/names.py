@@ -52,6 +52,7 @@ _BACKEND = {
 
 _KERAS = (
     # What a model calls, and in which order.
+    *_in("keras.src.backend.common.masking", get_keras_mask="the mask of a tensor"),
     Private("cond", "branches of a conditional can assign variables", _BACKEND),
     Private("remat", "what Keras recomputes is recomputed by millrace's rules", _BACKEND),
     *_in("keras.src.models.functional", Functional="tells graphs from models with a `call`"),
@@ -300,6 +301,9 @@ _JAX = (
         static_argnames="static arguments",
         static_argnums="static arguments",
     ),
+    # Where `jax.grad` and `jax.value_and_grad` differentiate.
+    *_in("jax._src", api="where gradients are taken"),
+    Private("_vjp", "takes gradients", {"0": ("jax._src.api",), "0.10.2": ()}),
     # Programs, taken apart and put together.
     *_in(
         "jax.extend.core",

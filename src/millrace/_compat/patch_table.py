@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import keras
+from jax._src import api
 from keras.src.backend.jax import trainer
 from keras.src.losses import loss
 from keras.src.ops.function import Function
@@ -186,6 +187,14 @@ VARIABLE_ASSIGN = Patch(
     lambda: keras.Variable,
     "_direct_assign",
     ("self", "value"),
+)
+TAKE_GRADIENTS = Patch(
+    "jax.value_and_grad",
+    "finds where a `train_step` of one's own takes gradients, while it is traced",
+    While.MODELS,
+    lambda: api,
+    "_vjp" if hasattr(api, "_vjp") else "vjp",
+    ("fun",),
 )
 COMPILATION_CACHE = Patch(
     "jax._src.compilation_cache._cache",

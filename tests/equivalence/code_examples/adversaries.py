@@ -1,13 +1,15 @@
 """Two networks against each other, and twins: steps of their own, most with two optimizers."""
 
+import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from keras import layers, ops
 
-from code_examples.example import OWN_STEP, Case, example, random_of
+from code_examples.example import IN_TURN, Case, example, random_of
 from code_examples.own_step import Pair, Steps
 
 SIZE, LATENT, KINDS = 4, 3, 3
@@ -110,6 +112,46 @@ class Adversaries(Steps):
         return logs, (trainable, others, optimizer, metrics)
 
 
+def accumulated(model: Any, steps: int) -> Any:
+    """Makes each batch be `steps` batches of one update: both networks learn once, in turn."""
+
+    def train_step(self: Any, state: Any, data: Any) -> Any:
+        trainable, others, optimizer, metrics = state
+        data = data if isinstance(data, tuple) else (data,)
+        rows = len(data[0]) // steps
+        parts = [tuple(leaf[k * rows :][:rows] for leaf in data) for k in range(steps)]
+        losses, begun, before = [], [], others
+        for part in parts:  # the random numbers of each, in the order of single steps
+            begun.append(before)
+            for loss in (self.loss_of_judge, self.loss_of_artist):
+                _, before = self.stateless(loss, trainable, before, part)
+        for number, loss in enumerate((self.loss_of_judge, self.loss_of_artist)):
+            sums = None
+            for k, part in enumerate(parts):
+
+                def of_all(trainable: Any, others: Any, loss: Any = loss, part: Any = part) -> Any:
+                    return self.stateless(loss, trainable, others, part)
+
+                differentiated = jax.value_and_grad(of_all, has_aux=True)
+                (value, begun[k]), gradients = differentiated(trainable, begun[k])
+                losses.append(value)
+                sums = gradients if sums is None else jax.tree.map(jnp.add, sums, gradients)
+            means = [total / steps for total in sums]
+            kept = range(self.count) if number else range(self.count, len(means))
+            means = [g if k in kept else ops.zeros_like(g) for k, g in enumerate(means)]
+            trainable, optimizer = self.optimizer.stateless_apply(optimizer, means, trainable)
+        for pair in zip(losses[:steps], losses[steps:], strict=True):
+            logs, metrics = self.tracked(metrics, pair)
+        return logs, (trainable, before, optimizer, metrics)
+
+    model.train_step = types.MethodType(train_step, model)
+    return model
+
+
+def against(build: Any, data: Any) -> Case:
+    return Case(build, data, two_adams(6), by_hand=accumulated, refused=IN_TURN)
+
+
 def two_adams(count: int) -> Any:
     def optimizer(**more: Any) -> Any:
         first = keras.optimizers.Adam(3e-4, beta_1=0.5, **more)
@@ -120,7 +162,7 @@ def two_adams(count: int) -> Any:
 
 @example("Adversaries", "DCGAN: its own step, two optimizers")
 def convolutional_gan() -> Case:
-    return Case(Adversaries, only_pictures, two_adams(6), refused=OWN_STEP)
+    return against(Adversaries, only_pictures)
 
 
 class Conditional(Adversaries):
@@ -144,7 +186,7 @@ def conditional_gan() -> Case:
         kinds = random_of(83).integers(0, KINDS, rows)
         return {"x": pictures(rows), "y": np.eye(KINDS, dtype="float32")[kinds]}
 
-    return Case(Conditional, data, two_adams(6), refused=OWN_STEP)
+    return against(Conditional, data)
 
 
 class Wasserstein(Adversaries):
@@ -165,7 +207,7 @@ class Wasserstein(Adversaries):
 
 @example("Adversaries", "WGAN-GP: a gradient of a gradient")
 def wasserstein_gan() -> Case:
-    return Case(Wasserstein, only_pictures, two_adams(6), refused=OWN_STEP)
+    return against(Wasserstein, only_pictures)
 
 
 class Cycle(keras.Model):
@@ -238,7 +280,7 @@ def siamese_triplets() -> Case:
     def data(rows: int) -> dict[str, Any]:
         return {"x": tuple(pictures(rows, seed=seed) for seed in (85, 86, 87))}
 
-    return Case(Triplets, data, refused=OWN_STEP)
+    return Case(Triplets, data)
 
 
 class Contrasts(Steps):
@@ -281,7 +323,7 @@ def contrastive_pretraining() -> Case:
     def data(rows: int) -> dict[str, Any]:
         return {"x": pictures(rows), "y": random_of(89).integers(0, KINDS, rows).astype("int32")}
 
-    return Case(Contrasts, data, refused=OWN_STEP)
+    return Case(Contrasts, data)
 
 
 class SupervisedContrast(keras.losses.Loss):

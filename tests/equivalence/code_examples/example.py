@@ -14,11 +14,9 @@ import keras
 import numpy as np
 from against_keras import Subject
 
-# The errors of a `train_step` of one's own.
-OWN_STEP = {
-    "accumulated": "overrides train_step(), which updates the weights at every step",
-    "cut": "overrides train_step(), which runs the whole model at once",
-}
+# What a `train_step` of one's own does that no stages can.
+IN_TURN = {"cut": "does not define call(), so it calls no layers"}
+AFTER_UPDATE = {"cut": "follows from its gradients, and stages update weights alone"}
 GROUPS = (
     "Text",
     "Vision",
@@ -59,7 +57,7 @@ class Case:
     fit: dict[str, Any] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 4
-    by_hand: bool = False
+    by_hand: Any = False
     refused: Mapping[str, str] = field(default_factory=dict)
 
 

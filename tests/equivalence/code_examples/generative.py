@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from code_examples.example import OWN_STEP, Case, example, random_of
+from code_examples.example import Case, example, random_of
 from code_examples.own_step import Steps
 
 SIZE = 4
@@ -91,7 +91,7 @@ class VariationalSteps(Steps):
 
 @example("Generators", "VAE with its own `train_step(state, data)` and three metrics")
 def variational_train_step() -> Case:
-    return Case(VariationalSteps, only_pictures, refused=OWN_STEP)
+    return Case(VariationalSteps, only_pictures)
 
 
 class Coupling(layers.Layer):
@@ -135,7 +135,7 @@ def real_nvp() -> Case:
     def data(rows: int) -> dict[str, Any]:
         return {"x": random_of(74).normal(size=(rows, 2)).astype("float32")}
 
-    return Case(Flow, data, refused=OWN_STEP)
+    return Case(Flow, data)
 
 
 class PixelConvolution(layers.Layer):

@@ -5,9 +5,10 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from accumulated_by_hand import accumulate_by_hand
 from keras import layers, ops
 
-from code_examples.example import OWN_STEP, Case, example, random_of
+from code_examples.example import AFTER_UPDATE, Case, example, random_of
 from code_examples.own_step import Steps
 from code_examples.text import WORDS, TokensAndPositions, next_words
 
@@ -96,7 +97,7 @@ class Guided(Steps):
 
 @example("Mechanics", "`train_step` with `stateless_call` and `stateless_apply`")
 def guided_train_step() -> Case:
-    return Case(Guided, numbers, refused=OWN_STEP)
+    return Case(Guided, numbers)
 
 
 class OwnMetrics(keras.Sequential):
@@ -359,10 +360,19 @@ class TargetNetwork(keras.Model):
         return self.network(now) - ops.stop_gradient(wanted)
 
     def train_step(self, state: Any, data: Any) -> Any:
-        logs, (trainable, others, optimizer, metrics) = super().train_step(state, data)
+        return self.moved(super().train_step(state, data))
+
+    def moved(self, result: Any) -> Any:
+        logs, (trainable, others, optimizer, metrics) = result
         count = len(self.target.variables)
         moved = [0.9 * old + 0.1 * new for old, new in zip(others[:count], trainable, strict=True)]
         return logs, (trainable, [*moved, *others[count:]], optimizer, metrics)
+
+    def accumulated(self, steps: int) -> "TargetNetwork":
+        """Makes each batch be `steps` batches of one update, after which the copy moves once."""
+        step = accumulate_by_hand(self, steps).train_step
+        self.train_step = lambda *arguments: self.moved(step(*arguments))
+        return self
 
 
 @example("Mechanics", "deep Q-learning: `train_step` moves a target network")
@@ -371,7 +381,14 @@ def target_network() -> Case:
         x = random_of(97).normal(size=(2, rows, 5)).astype("float32")
         return {"x": (x[0], x[1]), "y": np.zeros((rows, 1), "float32")}
 
-    return Case(TargetNetwork, data, "adam", "huber", refused=OWN_STEP)
+    return Case(
+        TargetNetwork,
+        data,
+        "adam",
+        "huber",
+        by_hand=TargetNetwork.accumulated,
+        refused=AFTER_UPDATE,
+    )
 
 
 @example("Mechanics", "recomputed layers by `jax.checkpoint` in a layer")

@@ -15,7 +15,7 @@ import keras
 from millrace._compat.keras_graph import layer_paths
 from millrace.base.options import Moment, TapRequest, member, whole_number
 from millrace.base.records.tensors import Tensor
-from millrace.errors import ModelError, OptionError
+from millrace.errors import OptionError
 from millrace.programs.taps.tensors import gradient_names, matches
 
 # In the name of an activation: the number of the layer's call, and the number of the output.
@@ -95,15 +95,8 @@ def check_choice(model: keras.Model, choice: TensorChoice) -> None:
     """Refuses a choice of tensors that the programs of `model` do not compute.
 
     Raises:
-        ModelError: if the model overrides `train_step`.
         OptionError: if a pattern matches no layer, or no trainable variable.
     """
-    if type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
-        raise ModelError(
-            f"{type(model).__name__} {model.name!r} overrides train_step(), but TensorStatistics "
-            "can look into Keras's own train_step only. Override compute_loss() instead, or train "
-            "without the callback."
-        )
     if choice.activations:
         paths = [path for path in layer_paths(model) if not isinstance(path[-1], keras.Model)]
         names = ["/".join(layer.name for layer in path) for path in paths]

@@ -115,7 +115,7 @@ class TensorStatistics(keras.callbacks.Callback):
         """Requests the tensors, before anything is compiled.
 
         Raises:
-            ModelError: if the model belongs to no strategy, or overrides `train_step`.
+            ModelError: if the model belongs to no strategy.
             OptionError: if a pattern matches nothing.
         """
         model: Any = self.model

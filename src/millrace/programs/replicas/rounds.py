@@ -39,11 +39,13 @@ from millrace.programs.steps.accumulate import (
     make_accumulator,
     scale_of,
 )
-from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, PendingUpdate, batch_at
+from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, batch_at
 from millrace.programs.steps.offload import fetched, fetched_after, offloaded
+from millrace.programs.steps.own_step import own_step
 from millrace.programs.steps.program import batch_specs
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State
+from millrace.programs.steps.step import PendingUpdate
 from millrace.programs.taps.entries import Taps, empty_entries, tapped_at
 from millrace.programs.taps.taps import Tapped
 
@@ -95,7 +97,16 @@ class Rounds:
             lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=group.split(1)),
             batch_specs(plan.batch, plan.capacity // plan.replicas, plan.replicas),
         )
-        self._step = step = TracedStep(model, plan, state._replace(metric_parts=()))
+        state = state._replace(metric_parts=())
+        own = own_step(model, plan, state) if self.gives_gradients else None
+        weights = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in state.trainable]
+        # Specs of the gradients of the turns before the last; see `OwnStep`.
+        self.earlier = (weights,) * (own.turns - 1 if own is not None else 0)
+        self._turns = [
+            TracedStep(model, plan, state, self.earlier[:k]) for k in range(len(self.earlier) + 1)
+        ]
+        self._step = step = self._turns[-1]
+        self._read = sorted({index for turn in self._turns for index in turn.optimizer})
         self.primitives = step.primitives
         self.taps_values, self.step_taps = step.taps_values, step.tapped
         self._logs = ReplicaLogs(model, plan, step.result)
@@ -138,20 +149,32 @@ class Rounds:
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
         def rounds(
-            state: State, records: _Records, batches: ArrayTree, start: jax.Array, number: jax.Array
+            state: State,
+            records: _Records,
+            batches: ArrayTree,
+            start: jax.Array,
+            number: jax.Array,
+            earlier: Sequence[Gradients],
         ) -> tuple[Gradients, State, _Records]:
             steps = _Steps(batches, start, None, 0.0 if self._is_running else 1.0)
             # The sums begin in here, and not as an argument: they are of this update only, so no
             # array of gradients for each replica exists outside.
             first, zeros = number * accumulation.steps, self._accumulator.zeros()
-            own = self._loop(inner, accumulation.steps, state, records, zeros, steps, first)
+            own = self._loop(
+                inner, accumulation.steps, state, records, zeros, steps, first, earlier
+            )
             return self._agreed(own, own.sums, 0, plan.replicas)
 
-        run = self._on_replicas(rounds, (ROUNDS, WHOLE, WHOLE), self._reduction.specs)
+        run = self._on_replicas(rounds, (ROUNDS, WHOLE, WHOLE, WHOLE), self._reduction.specs)
         start = data.start + number * plan.update_steps
-        sums, carry = run(before, data.batches, start, jnp.int32(number))
         scale = scale_of(accumulation.reduction, plan.update_steps, plan.replicas)
-        pending = PendingUpdate(self._accumulator.finish(sums, scale), carry.state.changing())
+        found: list[Gradients] = []
+        carry = before
+        for _ in self._turns:
+            sums, carry = run(before, data.batches, start, jnp.int32(number), tuple(found))
+            found.append(self._accumulator.finish(sums, scale))
+        *earlier, gradients = found
+        pending = PendingUpdate(gradients, carry.state.changing(), tuple(earlier))
         return pending, carry.records, carry.taps
 
     def without_update(
@@ -266,9 +289,13 @@ class Rounds:
         sums: Gradients,
         steps: _Steps,
         first_record: Index,
+        earlier: Sequence[Gradients] = (),
     ) -> _Carry:
-        """Runs this replica's steps, of which `first_record` is the index of the first round."""
-        start = steps.start
+        """Runs this replica's steps, of which `first_record` is the index of the first round.
+
+        Those of a turn before the last have no records.
+        """
+        start, turn = steps.start, self._turns[len(earlier)]
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
         rules = self._step.rules
 
@@ -285,9 +312,9 @@ class Rounds:
                 before, num_steps = step - first, end - first
             batch = jax.tree.map(lambda leaf: leaf[0], batch_at(steps.batches, number))
             begun = state_rules.begin(rules, after.non_trainable, before)
-            output = self._step.run(
-                state.replace(non_trainable=begun, metric=metrics), batch, active
-            )
+            read = [state.optimizer[self._read.index(k)] for k in turn.optimizer]
+            begun = state.replace(non_trainable=begun, metric=metrics, optimizer=read)
+            output = turn.run(begun, batch, active, earlier)
             gradients, new = output.gradients, output.metrics
             non_trainable = state_rules.end(
                 rules, after.non_trainable, output.non_trainable, active, num_steps
@@ -306,6 +333,8 @@ class Rounds:
             sums = fetched_after(sums, self._host_layouts, list(gradients))
             sums = offloaded(self._accumulator.add(sums, gradients, factor), self._host_layouts)
             (logs, taps), row = records, first_record + index
+            if turn is not self._step:
+                return _Carry(after.replace(non_trainable=non_trainable), records, sums)
             logs = self._logs.record(logs, row, output._replace(metrics=new), active)
             if output.tapped:
                 taps = tapped_at(taps, row, jax.tree.map(lambda leaf: leaf[None], output.tapped))
@@ -353,7 +382,7 @@ class Rounds:
             state, records, taps = carry
             # Of the optimizer's state only what a step reads goes in: where it is sharded, what
             # goes in has to be gathered on every device first.
-            read = tuple(state.optimizer[index] for index in self._step.optimizer)
+            read = tuple(state.optimizer[index] for index in self._read)
             values = state._replace(optimizer=read, metric_parts=(), metric=state.metric_parts)
             sums, after, (records, tapped) = run(values, _Records(records, taps.steps), *others)
             state = state.replace(non_trainable=after.non_trainable, metric_parts=after.metric)

@@ -35,7 +35,7 @@ from millrace._compat.jaxpr import (
     variables,
 )
 from millrace.base.devices import REPLICA
-from millrace.base.pytrees import ArrayTree
+from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.program import batch_specs
 from millrace.programs.steps.state import State
@@ -226,28 +226,35 @@ class TracedStep:
     scaling: with sharded optimizer state, all others would have to be gathered.
     """
 
-    def __init__(self, model: keras.Model, plan: Plan, state: State):
+    def __init__(
+        self, model: keras.Model, plan: Plan, state: State, earlier: Sequence[SpecTree] = ()
+    ):
         """Traces the step.
 
         Args:
             model: a compiled Keras model.
             plan: has the mode and the specs of a batch.
             state: specs of the values of one replica.
+            earlier: specs of the gradients of earlier turns; see `OwnStep`.
         """
         trains = plan.mode is Mode.TRAIN
         make = make_tapped_step(model, plan) if plan.tapped else _untapped(model, plan)
         self._synchronizes = trains and plan.accumulation.synchronized_statistics
 
-        def step(state: State, batch: ArrayTree, active: jax.Array | None) -> StepOutput:
+        def step(
+            state: State, batch: ArrayTree, active: jax.Array | None, earlier: Sequence[ArrayTree]
+        ) -> StepOutput:
+            arguments = (state, batch, earlier) if earlier else (state, batch)
             with nullcontext() if active is None else moments_over(REPLICA, active):
-                (*gradients, new, result), tapped = make(state, batch)
+                (*gradients, new, result), tapped = make(*arguments)
             changed = list(new.non_trainable), list(new.metric)
             return StepOutput(list(gradients[0]) if trains else [], *changed, result, tapped)
 
         with collection_open(keeps=False) as tapped:
             active = jax.ShapeDtypeStruct((), jnp.bool_) if self._synchronizes else None
             axes = [(REPLICA, plan.replicas)] if self._synchronizes else []
-            graph, specs = trace(step, state, batch_specs(plan.batch), active, axes=axes)
+            specs = (state, batch_specs(plan.batch), active, earlier)
+            graph, specs = trace(step, *specs, axes=axes)
         # Whether the model taps values itself, which are carried out only if the plan says so.
         self.taps_values = bool(tapped)
         self.result, self.tapped = specs.result, specs.tapped
@@ -274,7 +281,13 @@ class TracedStep:
         ]
         self.primitives = primitive_counts(graph.equations)
 
-    def run(self, state: State, batch: ArrayTree, active: jax.Array | None) -> StepOutput:
+    def run(
+        self,
+        state: State,
+        batch: ArrayTree,
+        active: jax.Array | None,
+        earlier: Sequence[ArrayTree] = (),
+    ) -> StepOutput:
         """Runs one step.
 
         Args:
@@ -282,16 +295,18 @@ class TracedStep:
                 `self.optimizer`.
             batch: of this replica.
             active: whether this replica has a batch; None if all have one.
+            earlier: gradients of earlier turns.
         """
         arguments = jax.tree.leaves((state, batch))
         # Statistics over all replicas have to leave those out that have no batch. Nothing else in a
         # step asks, so the argument is only there where they are.
         if self._synchronizes:
             arguments.append(jnp.bool_(True) if active is None else active)
+        arguments += jax.tree.leaves(earlier)
         return jax.tree.unflatten(self._tree, self._run(*arguments))
 
 
 def _untapped(model: keras.Model, plan: Plan) -> Callable[..., tuple[Any, Tapped]]:
     trains = plan.mode is Mode.TRAIN
     make: Any = make_gradient_step(model, plan) if trains else make_step(model, plan.mode)
-    return lambda state, batch: (make(state, batch), Tapped())
+    return lambda *arguments: (make(*arguments), Tapped())

@@ -19,9 +19,9 @@ from jax import lax
 
 from millrace.base.pytrees import ArrayTree
 from millrace.programs.plan import Plan
-from millrace.programs.steps.accumulate import Gradients
 from millrace.programs.steps.repetition import Index
 from millrace.programs.steps.state import State
+from millrace.programs.steps.step import PendingUpdate
 from millrace.programs.steps.tapped_step import tap_update
 from millrace.programs.taps.entries import Taps
 from millrace.programs.taps.taps import Tapped, collecting
@@ -37,13 +37,6 @@ def batch_at(batches: ArrayTree, index: Index) -> ArrayTree:
         return lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False)
 
     return jax.tree.map(at, batches)
-
-
-class PendingUpdate(NamedTuple):
-    """An update that has been computed and not applied."""
-
-    gradients: Gradients
-    after: State  # the values that its micro-batches have changed
 
 
 class LoopCarry(NamedTuple):

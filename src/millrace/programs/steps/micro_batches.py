@@ -30,16 +30,16 @@ from jax import lax
 
 from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace, used
 from millrace._compat.keras_losses import LossParts, losses_of_part
-from millrace._compat.keras_steps import compute_gradient_step
 from millrace.base.options import Reduction
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import PlanError, TapError
 from millrace.programs.plan import Division, LoopForm, Plan, choose_loop_form
 from millrace.programs.recomputation.step import accumulating_value_and_grad, has_choice
 from millrace.programs.steps.accumulate import Gradients, make_accumulator
+from millrace.programs.steps.own_step import check_whole, compute_gradients, own_step
 from millrace.programs.steps.repetition import Index, repeat
-from millrace.programs.steps.state import State, as_lists, with_dtypes_of
-from millrace.programs.taps.taps import collecting, is_open
+from millrace.programs.steps.state import State, with_dtypes_of
+from millrace.programs.taps.taps import collecting, is_open, tap
 
 # Differentiates a function of `(loss, auxiliary)`.
 Differentiate = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -53,6 +53,13 @@ class BatchResult(NamedTuple):
     metrics: list[jax.Array]
     logs: ArrayTree
     loss: jax.Array  # as it was differentiated
+
+
+@dataclass(frozen=True, slots=True)
+class _Divisor:
+    """The key of a number of the data that a loss divides by."""
+
+    number: int
 
 
 class _PartsCarry(NamedTuple):
@@ -85,6 +92,8 @@ def compute_in_parts(
     """
     division = plan.division
     _check_rows(plan, batch)
+    if (own := own_step(model, plan, state)) is not None:
+        check_whole(model, own.turns, plan)
     totals = _totals(model, division, state, batch)
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
     accumulator = make_accumulator(model.trainable_variables, accumulation)
@@ -174,17 +183,16 @@ class _Part:
             adding = accumulating_value_and_grad(plan, add, sums) if has_choice(plan) else None
 
             def of_part(function: Callable[..., Any]) -> Callable[..., Any]:
-                return _of_part(function, adding or differentiate, share, factor, totals, losses)
+                return _of_part(function, adding or differentiate, factor, losses)
 
-            gradients, non_trainable, metrics, logs = compute_gradient_step(
-                model, as_lists(state), part, of_part
-            )
-            new = state.replace(non_trainable=non_trainable, metric=metrics)
+            with losses_of_part(LossParts(share, totals)):
+                gradients, new, logs = compute_gradients(model, state, part, of_part)
             new = with_dtypes_of(new, state, model)
             logs = jax.tree.map(jnp.asarray, logs)
             sums = gradients if adding else add(gradients, sums)
+            zero = jnp.zeros((), jnp.float32)  # of a step that shows no loss
             return BatchResult(
-                list(sums), list(new.non_trainable), list(new.metric), logs, losses[0]
+                list(sums), list(new.non_trainable), list(new.metric), logs, sum(losses, zero)
             )
 
         arguments = (state, _rows_of(batch, rows), totals, sums)
@@ -261,23 +269,20 @@ def _advanced(run: Callable[..., Any], value: jax.Array, count: int) -> jax.Arra
 def _of_part(
     function: Callable[..., Any],
     differentiate: Differentiate | None,
-    share: float,
     factor: float | None,
-    totals: Sequence[jax.Array],
     losses: list[jax.Array],
 ) -> Callable[..., Any]:
-    """Returns a differentiated function whose losses are those of a part, times a factor."""
+    """Returns a differentiated function whose loss is multiplied by a factor."""
 
-    def within(*args: Any, totals: Sequence[jax.Array], **kwargs: Any) -> Any:
-        with losses_of_part(LossParts(share, totals)):
-            loss, auxiliary = function(*args, **kwargs)
-            return loss if factor is None else loss * factor, auxiliary
+    def within(*args: Any, **kwargs: Any) -> Any:
+        loss, auxiliary = function(*args, **kwargs)
+        return loss if factor is None else loss * factor, auxiliary
 
     value_and_grad = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
     differentiated = value_and_grad(within)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        (loss, auxiliary), gradients = differentiated(*args, totals=totals, **kwargs)
+        (loss, auxiliary), gradients = differentiated(*args, **kwargs)
         losses.append(loss)
         return (loss, auxiliary), gradients
 
@@ -290,20 +295,17 @@ def _totals(
     """Returns the numbers of the whole batch that losses divide by, in the order of the losses."""
 
     def divisors(state: State, part: ArrayTree) -> list[jax.Array]:
-        def collecting_divisors(function: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                parts = LossParts(1.0)
-                with losses_of_part(parts):
-                    result = function(*args, **kwargs)
-                return result, parts.divisors
+        def forward(function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: (function(*args, **kwargs), args[0])
 
-            return run
-
-        return compute_gradient_step(model, as_lists(state), part, collecting_divisors)[0]
+        parts = LossParts(1.0, collect=lambda number, value: tap(_Divisor(number), value))
+        with losses_of_part(parts):
+            _, tapped = collecting(compute_gradients)(model, state, part, forward)
+        return [value for key, value in tapped.items() if isinstance(key, _Divisor)]
 
     def of_part(rows: int) -> Callable[[Index], list[jax.Array]]:
         specs = jax.tree.map(_spec, (state, _rows_of(batch, rows)))
-        graph, _ = trace(lambda *each: collecting(divisors, keeps=False)(*each)[0], *specs)
+        graph, _ = trace(divisors, *specs)
         run = as_function(needed(graph))
         return lambda start: run(*jax.tree.leaves((state, part_of(batch, start, rows))))
 

@@ -10,13 +10,12 @@ prepare again the gradients that it applies.
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import keras
 
 from millrace._compat.keras_optimizers import wrapped_chain
-from millrace._compat.keras_steps import compute_gradient_step
 from millrace.base.pytrees import ArrayTree
 from millrace.base.threads.scoped_value import ScopedValue
 from millrace.programs.plan import Mode, Plan
@@ -28,6 +27,7 @@ from millrace.programs.recomputation.step import (
 )
 from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients
 from millrace.programs.steps.micro_batches import compute_in_parts
+from millrace.programs.steps.own_step import compute_gradients, own_step
 from millrace.programs.steps.scopes import KERAS_STEP, UPDATE
 from millrace.programs.steps.state import State, as_lists, from_step, with_dtypes_of
 from millrace.programs.taps.taps import is_open, value_and_grad
@@ -40,6 +40,15 @@ GradientStep: TypeAlias = Callable[[State, ArrayTree], tuple[Gradients, State, A
 AccumulatingStep: TypeAlias = Callable[
     [State, ArrayTree, Gradients, Factor], tuple[Gradients, State, ArrayTree]
 ]
+
+
+class PendingUpdate(NamedTuple):
+    """An update that has been computed and not applied."""
+
+    gradients: Gradients
+    after: State = State()  # the values that its micro-batches have changed
+    # Of a `train_step` that takes gradients in turn: those of the turns before the last.
+    earlier: tuple[Any, ...] = ()
 
 
 def make_step(model: keras.Model, mode: Mode) -> Step:
@@ -75,7 +84,9 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
     """
     recomputing = recomputing_value_and_grad(plan) if recomputes(plan) else None
 
-    def gradient_step(state: State, batch: ArrayTree) -> tuple[Gradients, State, ArrayTree]:
+    def gradient_step(
+        state: State, batch: ArrayTree, earlier: Sequence[Gradients] = ()
+    ) -> tuple[Gradients, State, ArrayTree]:
         differentiate: Any = recomputing or (value_and_grad if is_open() else None)
         if plan.division.parts > 1:
             computed = compute_in_parts(model, plan, state, batch, differentiate)
@@ -86,11 +97,8 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
             return gradients, state.replace(non_trainable=non_trainable, metric=metrics), logs
         if plan.taps.loss and is_open():
             differentiate = loss_tapped(differentiate or value_and_grad)
-        gradients, non_trainable, metrics, logs = compute_gradient_step(
-            model, as_lists(state), batch, differentiate
-        )
+        gradients, new, logs = compute_gradients(model, state, batch, differentiate, earlier)
         gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-        new = state.replace(non_trainable=non_trainable, metric=metrics)
         return gradients, with_dtypes_of(new, state, model), logs
 
     return gradient_step
@@ -105,16 +113,12 @@ def make_updating_step(model: keras.Model, plan: Plan) -> Step:
         ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
             gradients = prepared(model.optimizer, gradients, model.trainable_variables)
             with_values = state.replace(trainable=trainable, optimizer=optimizer)
-            new = apply_gradients(model, with_values, gradients)
+            new = apply_gradients(model, plan, with_values, PendingUpdate(gradients))
             return list(new.trainable), list(new.optimizer)
 
         differentiate = recomputing_value_and_grad(plan, Updating(update, list(state.optimizer)))
-        (trainable, optimizer), non_trainable, metrics, logs = compute_gradient_step(
-            model, as_lists(state), batch, differentiate
-        )
-        new = state.replace(
-            trainable=trainable, non_trainable=non_trainable, optimizer=optimizer, metric=metrics
-        )
+        (trainable, optimizer), new, logs = compute_gradients(model, state, batch, differentiate)
+        new = new.replace(trainable=trainable, optimizer=optimizer)
         return with_dtypes_of(new, state, model), logs
 
     return step
@@ -132,10 +136,8 @@ def make_accumulating_step(
             gradients = prepared(model.optimizer, gradients, model.trainable_variables)
             return accumulator.add(accumulated, gradients, coefficient)
 
-        accumulated, non_trainable, metrics, logs = compute_gradient_step(
-            model, as_lists(state), batch, accumulating_value_and_grad(plan, add, accumulated)
-        )
-        new = state.replace(non_trainable=non_trainable, metric=metrics)
+        differentiate = accumulating_value_and_grad(plan, add, accumulated)
+        accumulated, new, logs = compute_gradients(model, state, batch, differentiate)
         return accumulated, with_dtypes_of(new, state, model), logs
 
     return step
@@ -185,9 +187,31 @@ def are_prepared() -> bool:
     return _prepared.get()
 
 
-def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> State:
-    """Runs the optimizer once, with its unscaling, clipping, schedule, weight decay and EMA."""
+def apply_gradients(
+    model: keras.Model,
+    plan: Plan,
+    state: State,
+    update: PendingUpdate,
+    specs: State | None = None,
+) -> State:
+    """Runs the optimizer once, with its unscaling, clipping, schedule, weight decay and EMA.
+
+    Of a `train_step` that the user wrote, runs all that follows from the gradients.
+
+    Args:
+        model: a compiled Keras model.
+        plan: of its training.
+        state: values.
+        update: with its gradients.
+        specs: of the whole state, where `state` has weights and the optimizer's values alone.
+    """
     trainable, optimizer = list(state.trainable), list(state.optimizer)
     with applying_prepared(), jax.named_scope(UPDATE):
-        trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-    return with_dtypes_of(state.replace(trainable=trainable, optimizer=optimizer), state, model)
+        if (own := own_step(model, plan, specs or state)) is not None:
+            new = own.update(state, update.gradients, update.earlier)
+        else:
+            trainable, optimizer = model.optimizer.stateless_apply(
+                optimizer, update.gradients, trainable
+            )
+            new = state.replace(trainable=trainable, optimizer=optimizer)
+    return with_dtypes_of(new, state, model)

@@ -4,7 +4,7 @@ gradient_step(state, batch)   -> gradients, state, logs    and taps: one entry p
 update(state, gradients)      -> state                     and taps: one entry per update
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -14,11 +14,15 @@ import keras
 
 from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.pytrees import ArrayTree
-from millrace.errors import ModelError
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.steps.accumulate import Gradients
 from millrace.programs.steps.state import State
-from millrace.programs.steps.step import apply_gradients, make_gradient_step, make_step
+from millrace.programs.steps.step import (
+    PendingUpdate,
+    apply_gradients,
+    make_gradient_step,
+    make_step,
+)
 from millrace.programs.taps.statistics import reduction_of
 from millrace.programs.taps.taps import Tapped, collecting
 from millrace.programs.taps.tensors import (
@@ -29,9 +33,9 @@ from millrace.programs.taps.tensors import (
     tap_gradients,
 )
 
-# (state, gradients, halted so far) -> new state, taps, halted
+# (state, update to apply, halted so far) -> new state, taps, halted
 TappedUpdate: TypeAlias = Callable[
-    [State, Gradients, jax.Array | None], tuple[State, Tapped, jax.Array | None]
+    [State, PendingUpdate, jax.Array | None], tuple[State, Tapped, jax.Array | None]
 ]
 
 # An optimizer with a method of this name receives the gradients of every micro-batch.
@@ -44,35 +48,25 @@ def tapping_optimizer(model: keras.Model) -> Any:
     return next((each for each in optimizers if hasattr(each, AFTER_COMPUTE)), None)
 
 
-def make_tapped_step(
-    model: keras.Model, plan: Plan
-) -> Callable[[State, ArrayTree], tuple[Any, Tapped]]:
-    """Returns a step with its taps: the gradient step when training, Keras's own otherwise.
-
-    Raises:
-        ModelError: for a `train_step` that the user wrote: millrace cannot differentiate inside it.
-    """
+def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[..., tuple[Any, Tapped]]:
+    """Returns a step with its taps: the gradient step when training, Keras's own otherwise."""
     trains = plan.mode is Mode.TRAIN
-    if trains and type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
-        raise ModelError(
-            f"{type(model).__name__} {model.name!r} overrides train_step(), and an outfeed layer, "
-            "an OutfeedOptimizer or a callback carries values out of its step, which the strategy "
-            "then differentiates itself. Override compute_loss() instead, or train without these."
-        )
     step: Any = make_gradient_step(model, plan) if trains else make_step(model, plan.mode)
 
-    def run(state: State, batch: ArrayTree) -> Any:
+    def run(state: State, batch: ArrayTree, earlier: Sequence[Gradients] = ()) -> Any:
         if not trains:
             with activations_tapped(model):
                 return step(state, batch)
         due = is_due(model, state, plan.taps.every)
         with activations_tapped(model, plan.taps, due):
-            gradients, new, logs = step(state, batch)
+            gradients, new, logs = step(state, batch, earlier)
         tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state.optimizer))
         return gradients, new, logs
 
-    def tapped(state: State, batch: ArrayTree) -> tuple[Any, Tapped]:
-        result, values = collecting(run)(state, batch)
+    def tapped(
+        state: State, batch: ArrayTree, earlier: Sequence[Gradients] = ()
+    ) -> tuple[Any, Tapped]:
+        result, values = collecting(run)(state, batch, earlier)
         return result, packed(values)
 
     return tapped
@@ -85,14 +79,14 @@ def make_tapped_update(model: keras.Model, plan: Plan) -> TappedUpdate:
     result are None where the plan does not ask for halts.
     """
 
-    def run(state: State, gradients: Gradients) -> State:
-        tap_update(model, plan, state, gradients)
-        return apply_gradients(model, state, gradients)
+    def run(state: State, update: PendingUpdate) -> State:
+        tap_update(model, plan, state, update.gradients)
+        return apply_gradients(model, plan, state, update)
 
     def tapped(
-        state: State, gradients: Gradients, halted: jax.Array | None
+        state: State, update: PendingUpdate, halted: jax.Array | None
     ) -> tuple[State, Tapped, jax.Array | None]:
-        new, values = collecting(run)(state, gradients)
+        new, values = collecting(run)(state, update)
         values = packed(values)
         if halted is not None:
             halted = halted | found_non_finite(values)

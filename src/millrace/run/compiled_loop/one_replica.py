@@ -6,6 +6,7 @@
 `programs/replicas/rounds.py` has the same for several replicas.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +28,7 @@ from millrace.programs.steps.accumulate import (
     make_accumulator,
     scale_of,
 )
-from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, PendingUpdate, batch_at
+from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, batch_at
 from millrace.programs.steps.offload import (
     fetched,
     host_layouts_of_state,
@@ -35,10 +36,12 @@ from millrace.programs.steps.offload import (
     offloaded_accumulator,
     with_host_layouts,
 )
+from millrace.programs.steps.own_step import own_step
 from millrace.programs.steps.program import FACTOR, batch_specs, merge_steps
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import (
+    PendingUpdate,
     logs_follow_from_metrics,
     make_accumulating_step,
     make_gradient_step,
@@ -68,23 +71,23 @@ class OneReplica:
         self.state = with_host_layouts(state, self.layouts)
         self.batches = batch_specs(plan.batch, plan.capacity)
         trains = plan.mode is Mode.TRAIN
-        # Offloaded values are fetched between gradients and update, so the step is divided there;
-        # a `train_step` that the user wrote contains both, and begins with all of the state.
-        is_own = type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
-        fetches = not is_own and bool(jax.tree.leaves(self.layouts))
-        # In the order of a step a gradient is used once it is there: for the update, or for a sum.
+        # Offloaded values are fetched between gradients and update, so the step is divided there.
+        fetches = bool(jax.tree.leaves(self.layouts))
         steps, in_parts = plan.accumulation.steps, plan.division.parts > 1
-        in_order = trains and has_choice(plan) and not plan.tapped and not in_parts
+        is_apart = steps > 1 or in_parts or plan.tapped or plan.recompute is not None or fetches
+        is_apart = trains and is_apart
+        own = own_step(model, plan, state) if is_apart else None
+        self._turns = 1 if own is None else own.turns
+        # In the order of a step a gradient is used once it is there: for the update, or for a sum.
+        shows = own is not None and (own.turns > 1 or own.shows_gradients)
+        in_order = trains and has_choice(plan) and not (plan.tapped or in_parts or shows)
         self._updates_in_order = in_order and steps == 1 and not fetches
         self._adds_in_order = in_order and steps > 1 and not any(self._reduction.host_layouts)
-        self.gives_gradients = trains and (
-            steps > 1
-            or in_parts
-            or plan.tapped
-            or (plan.recompute is not None and not self._updates_in_order)
-            or fetches
-        )
+        self.gives_gradients = is_apart and not self._updates_in_order
         self._step = self._make_step()
+        gradients = [_spec(v) for v in state.trainable] if self._turns > 1 else []
+        # Specs of the gradients of the turns before the last; see `OwnStep`.
+        self.earlier = (gradients,) * (self._turns - 1)
         with collection_open(keeps=False) as tapped:
             traced = self._traced(state)
         # Whether the model taps values itself, which are carried out only if the plan says so.
@@ -122,14 +125,14 @@ class OneReplica:
             step = make_updating_step(model, plan)
         else:
             step = make_step(model, plan.mode)
-        return jax.jit(lambda state, batch: (step(state, batch), Tapped()))
+        return jax.jit(lambda *arguments: (step(*arguments), Tapped()))
 
     def _traced(self, state: State) -> Any:
         """Traces the step that the programs run."""
         specs = (self.state if self.gives_gradients else state, batch_specs(self._plan.batch))
         if self._adds_in_order:
             return self._adding.trace(*specs, self.accumulated, FACTOR)
-        return self._step.trace(*specs)
+        return self._step.trace(*specs, self.earlier) if self.earlier else self._step.trace(*specs)
 
     @cached_property
     def _adding(self) -> Any:
@@ -137,12 +140,18 @@ class OneReplica:
         return jax.jit(lambda *arguments: (step(*arguments), Tapped()))
 
     def _accumulating_step(
-        self, state: State, batch: ArrayTree, accumulated: Gradients, coefficient: Factor
+        self,
+        state: State,
+        batch: ArrayTree,
+        accumulated: Gradients,
+        coefficient: Factor,
+        earlier: Sequence[Gradients],
     ) -> tuple[tuple[Gradients, State, ArrayTree], Tapped]:
         if self._adds_in_order:  # with the dtype that it was traced with
             factor = jnp.asarray(coefficient, FACTOR.dtype)
             return self._adding(state, batch, accumulated, factor)
-        (gradients, state, logs), tapped = self._step(state, batch)
+        arguments = (state, batch, earlier) if earlier else (state, batch)
+        (gradients, state, logs), tapped = self._step(*arguments)
         return (self._accumulator.add(accumulated, gradients, coefficient), state, logs), tapped
 
     def first_records(self) -> Any:
@@ -170,17 +179,24 @@ class OneReplica:
         accumulation = self._plan.accumulation
         steps, reduction = accumulation.steps, accumulation.reduction
         index = number * steps
-        if steps == 1:  # nothing to add up
+        if steps == 1 and self._turns == 1:  # nothing to add up
             batch = batch_at(data.batches, data.start + index)
             (gradients, new, logs), tapped = self._step(before.state, batch)
             records = self._record(before.records, index, logs)
             pending = PendingUpdate(list(gradients), new.changing())
             return pending, records, before.taps.with_step(index, tapped)
         inner = form if form.is_loop else LoopForm(unroll=steps)
-        base, zeros = 0.0 if reduction.is_running else 1.0, self._accumulator.zeros()
-        sums, carry = self._micro_batches(before, zeros, data, index, steps, base, inner)
-        gradients = self._accumulator.finish(sums, scale_of(reduction, steps, 1))
-        return PendingUpdate(gradients, carry.state.changing()), carry.records, carry.taps
+        base, carry = 0.0 if reduction.is_running else 1.0, before
+        found: list[Gradients] = []
+        for _ in range(self._turns):
+            zeros, earlier = self._accumulator.zeros(), tuple(found)
+            sums, carry = self._micro_batches(
+                before, zeros, data, index, steps, base, inner, earlier
+            )
+            found.append(self._accumulator.finish(sums, scale_of(reduction, steps, 1)))
+        *earlier, gradients = found
+        pending = PendingUpdate(gradients, carry.state.changing(), tuple(earlier))
+        return pending, carry.records, carry.taps
 
     def without_update(
         self, carry: LoopCarry, data: BatchRange, count: jax.Array, form: LoopForm
@@ -233,17 +249,24 @@ class OneReplica:
         count: Index,
         base: Factor,
         form: LoopForm,
+        earlier: tuple[Gradients, ...] = (),
     ) -> tuple[Gradients, LoopCarry]:
-        """Adds the gradients of micro-batches, of which `first` is the index in the call."""
+        """Adds the gradients of micro-batches, of which `first` is the index in the call.
+
+        Those of a turn before the last have no records and taps.
+        """
         reduction = self._plan.accumulation.reduction
+        is_last = len(earlier) == self._turns - 1
 
         def body(number: Index, values: tuple[Gradients, LoopCarry]) -> tuple[Gradients, LoopCarry]:
             accumulated, (after, records, taps) = values
             state, index = before.state.with_changing(after), first + number
             batch = batch_at(data.batches, data.start + index)
             factor = coefficient_of(reduction, base, number)
-            result, tapped = self._accumulating_step(state, batch, accumulated, factor)
+            result, tapped = self._accumulating_step(state, batch, accumulated, factor, earlier)
             accumulated, new, logs = result
+            if not is_last:
+                return accumulated, LoopCarry(new.changing(), records, taps)
             records = self._record(records, index, logs)
             return accumulated, LoopCarry(new.changing(), records, taps.with_step(index, tapped))
 
@@ -281,3 +304,7 @@ class OneReplica:
         if self._plan.each_step:
             return record_at(records, index, result)
         return jax.tree.map(lambda old, new: new.astype(old.dtype), records, result)
+
+
+def _spec(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)

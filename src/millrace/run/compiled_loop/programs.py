@@ -32,21 +32,20 @@ import keras
 from millrace.base.pytrees import ArrayTree, LayoutTree, SpecTree
 from millrace.programs.plan import LoopForm, Plan, choose_loop_form
 from millrace.programs.replicas.rounds import Rounds
-from millrace.programs.steps.accumulate import Gradients
 from millrace.programs.steps.loop import (
     BatchRange,
     Computed,
     LoopCarry,
-    PendingUpdate,
     can_wait,
     run_until_halted,
     unless,
 )
 from millrace.programs.steps.offload import fetched, fetched_after
+from millrace.programs.steps.own_step import check_whole
 from millrace.programs.steps.program import FACTOR, INDEX, Program
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State
-from millrace.programs.steps.step import apply_gradients
+from millrace.programs.steps.step import PendingUpdate, apply_gradients
 from millrace.programs.steps.tapped_step import make_tapped_update
 from millrace.programs.taps.entries import Taps, empty_entries, max_tapped_steps
 from millrace.programs.taps.taps import Tapped
@@ -98,8 +97,13 @@ class ProgramBuilder:
         return self._program("run", run, specs, (0,), self._results(*results))
 
     def accumulate(self, form: LoopForm) -> Program:
-        """`count` micro-batches of an update, or rounds of them, which `form.unroll` counts."""
+        """`count` micro-batches of an update, or rounds of them, which `form.unroll` counts.
+
+        Raises:
+            ModelError: for a `train_step` that takes gradients in turn.
+        """
         steps = self._steps
+        check_whole(self._model, len(steps.earlier) + 1, self._plan)
 
         def accumulate(
             state: State,
@@ -134,7 +138,8 @@ class ProgramBuilder:
         ) -> tuple[State, Taps]:
             state = fetched(state, steps.layouts)
             gradients, state = steps.close(state, accumulated, scale, count)
-            new, tapped, halted = self._update(state, gradients, self._empty_taps().halted)
+            update = PendingUpdate(gradients)
+            new, tapped, halted = self._update(state, update, self._empty_taps().halted)
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
             new = steps.laid_out(unless(halted, new, state))
             return new, Taps(updates=entry, halted=halted)
@@ -157,16 +162,18 @@ class ProgramBuilder:
             return steps.of_update(with_weights(carry), data, number, form)
 
         def apply(state: State, pending: PendingUpdate) -> State:
-            gradients, after = pending
-            state = fetched_after(state, layouts, list(gradients)).with_changing(after)
-            return steps.laid_out(apply_gradients(self._model, state, gradients))
+            state = fetched_after(state, layouts, list(pending.gradients))
+            state = state.with_changing(pending.after)
+            return steps.laid_out(apply_gradients(self._model, self._plan, state, pending))
 
         def body(number: Index, carry: LoopCarry) -> LoopCarry:
             carry = with_weights(carry)
-            (gradients, after), records, taps = steps.of_update(carry, data, number, form)
-            slots = fetched_after(carry.state.optimizer, layouts.optimizer, list(gradients))
+            update, records, taps = steps.of_update(carry, data, number, form)
+            gradients = list(update.gradients)
+            slots = fetched_after(carry.state.optimizer, layouts.optimizer, gradients)
             before = carry.state._replace(optimizer=slots)
-            new, tapped, halted = self._update(before.with_changing(after), gradients, taps.halted)
+            state = before.with_changing(update.after)
+            new, tapped, halted = self._update(state, update, taps.halted)
             taps = taps.with_update(number, tapped)._replace(halted=halted)
             return LoopCarry(steps.laid_out(unless(halted, new, before)), records, taps)
 
@@ -176,16 +183,17 @@ class ProgramBuilder:
         return repeat(body, carry, updates, form, until)
 
     def _plain_update(
-        self, state: State, gradients: Gradients, halted: jax.Array | None
+        self, state: State, update: PendingUpdate, halted: jax.Array | None
     ) -> tuple[State, Tapped, jax.Array | None]:
-        return apply_gradients(self._model, state, gradients), Tapped(), halted
+        return apply_gradients(self._model, self._plan, state, update), Tapped(), halted
 
     def _specs_of_update_taps(self) -> Tapped:
         steps = self._steps
         if not (self._plan.tapped and steps.gives_gradients):
             return Tapped()
         state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), steps.state)
-        return jax.eval_shape(self._update, state, steps.gradients, None)[1]
+        update = PendingUpdate(steps.gradients, earlier=steps.earlier)
+        return jax.eval_shape(self._update, state, update, None)[1]
 
     def _empty_taps(self) -> Taps:
         """Returns zeros for the taps of one call to fill."""

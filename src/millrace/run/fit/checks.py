@@ -144,27 +144,8 @@ def check_model(
     _check_compiled(model, name, mode, is_pipelined or replicas > 1)
     if has_own_step(model, mode):
         _check_own_step(model, name, f"{mode.value}_step")
-        if is_pipelined:
+        if is_pipelined and mode is not Mode.TRAIN:
             check_pipelined_step(model, mode)
-        if mode is Mode.TRAIN and replicas > 1:
-            raise ModelError(
-                f"{name} overrides train_step(), which updates the weights of one replica, and the "
-                f"strategy would run it as {replicas} replicas. Override compute_loss() instead, "
-                "which leaves the update to the strategy, or set Strategy(devices=1)."
-            )
-        if mode is Mode.TRAIN and accumulation.steps > 1:
-            raise ModelError(
-                f"{name} overrides train_step(), which updates the weights at every step, and "
-                f"gradient_accumulation_steps_per_replica={accumulation.steps} asks for an update "
-                f"every {accumulation.steps} steps. Override compute_loss() instead, or set "
-                "gradient_accumulation_steps_per_replica=1."
-            )
-        if mode is Mode.TRAIN and accumulation.micro_batch != "whole":
-            raise ModelError(
-                f"{name} overrides train_step(), which computes its batch at once, and "
-                f"micro_batch={accumulation.micro_batch!r} asks for parts. Override "
-                "compute_loss() instead, or set micro_batch='whole'."
-            )
     if mode is Mode.TRAIN:
         _check_optimizer(model, name, accumulation)
 
@@ -278,20 +259,6 @@ def check_distribution(model: keras.Model) -> None:
 def described(model: keras.Model) -> str:
     """Returns the class and the name of a model."""
     return f"{type(model).__name__} {model.name!r}"
-
-
-def check_recomputed(model: keras.Model) -> None:
-    """Refuses recomputation for a model with a train step of its own.
-
-    Raises:
-        ModelError: naming the model, and what to change.
-    """
-    if type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
-        raise ModelError(
-            f"{described(model)} overrides train_step(), and "
-            "set_recomputation_options() has the strategy differentiate the step itself, to run "
-            "parts of it again. Override compute_loss() instead, or set mode='none'."
-        )
 
 
 def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) -> None:

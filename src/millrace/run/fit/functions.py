@@ -30,7 +30,6 @@ from millrace.run.compiled_loop.executables import Executables
 from millrace.run.compiled_loop.plan_chooser import PlanChooser
 from millrace.run.compiled_loop.protocol import ExecutionSteps, Halted, Runner, batches_of
 from millrace.run.compiled_loop.runner import ScanRunner
-from millrace.run.fit.checks import check_recomputed
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.data_position import DataPosition
 from millrace.run.fit.execution import Execution, check_iterator
@@ -67,8 +66,6 @@ class LoopFunction:
         schedule = None if assignment is None else setup.options.pipelining.schedule_in_force
         recomputation = setup.options.recomputation
         self._recompute = recompute_of(recomputation, schedule) if trains else None
-        if self._recompute is not None:
-            check_recomputed(controller.model)
         self._offload = NO_OFFLOAD
         if trains:
             self._offload = setup.offload

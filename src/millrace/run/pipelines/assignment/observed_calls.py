@@ -46,13 +46,6 @@ def run_on_shapes(model: keras.Model, arguments: Arguments | None) -> list[Obser
         ModelError: if it has no `call`, is not built, or does not run.
     """
     if type(model).call is keras.Model.call:
-        if type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
-            raise ModelError(
-                f"The model '{model.name}' ({type(model).__name__}) overrides train_step(), which "
-                "runs the whole model at once, and does not define call(), so it has no layer "
-                "calls to put on stages. Run it in one piece on one device: Strategy(devices=1), "
-                "without pipeline stages."
-            )
         raise ModelError(
             f"The model '{model.name}' ({type(model).__name__}) does not define call(), so it "
             "calls no layers. Define call(self, inputs), or build it as keras.Sequential([...])."

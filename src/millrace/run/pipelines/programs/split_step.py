@@ -12,6 +12,7 @@ from millrace._compat.keras_steps import compute_forward
 from millrace.base.options import NO_TAPS, TapRequest
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.programs.plan import Mode
+from millrace.programs.steps.own_step import OwnStep, is_own_step
 from millrace.programs.steps.state import State, as_lists, from_step, variable_text
 from millrace.programs.steps.step import logs_follow_from_metrics
 from millrace.programs.taps.taps import collecting
@@ -52,8 +53,11 @@ def split_step(
     )
 
     def step(state: State, batch: ArrayTree) -> dict[str, Any]:
-        loss, new, result = compute_forward(model, mode.value, as_lists(state, mode), batch)
-        new = from_step(new, state, model, mode)
+        if mode is Mode.TRAIN and is_own_step(model):
+            loss, new, result = OwnStep(model, state, batch).forward(state, batch)
+        else:
+            loss, new, result = compute_forward(model, mode.value, as_lists(state, mode), batch)
+            new = from_step(new, state, model, mode)
         if mode is not Mode.PREDICT and not wants_logs:
             result = None
         changed = {"non_trainable": new.non_trainable, "metric": new.metric}

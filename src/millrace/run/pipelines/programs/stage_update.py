@@ -1,6 +1,6 @@
 """The update of a pipelined model, traced once for all weights and cut by stage."""
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 
 import jax
@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import trace
-from millrace.base.options import NO_TAPS, Accumulation, TapRequest
-from millrace.base.pytrees import Spec
 from millrace.errors import ModelError
+from millrace.programs.plan import Plan
 from millrace.programs.steps.accumulate import make_accumulator
-from millrace.programs.steps.scopes import UPDATE
-from millrace.programs.steps.step import applying_prepared
+from millrace.programs.steps.state import State
+from millrace.programs.steps.step import PendingUpdate, apply_gradients
 from millrace.programs.taps.taps import collecting
 from millrace.run.pipelines.programs.split import Arrays, Slot, Split
 from millrace.run.pipelines.programs.split_update import SplitUpdate, split_update
@@ -32,29 +31,21 @@ def contributions(split: Split) -> list[tuple[int, int]]:
     return [(stage.index, weight) for stage in split.stages for weight in stage.trainable]
 
 
-def split_stage_update(
-    model: keras.Model,
-    split: Split,
-    trainable: Iterable[Spec],
-    optimizer: Iterable[Spec],
-    accumulation: Accumulation,
-    taps: TapRequest = NO_TAPS,
-) -> SplitUpdate:
+def split_stage_update(model: keras.Model, plan: Plan, split: Split, specs: State) -> SplitUpdate:
     """Traces one update and cuts it.
 
     Args:
         model: a compiled Keras model.
+        plan: of the mode and batch of one replica.
         split: its stages.
-        trainable: specs of the weights.
-        optimizer: specs of the optimizer's values.
-        accumulation: of the gradients.
-        taps: the gradients whose statistics are tapped before the update.
+        specs: of the state of one replica.
     """
-    accumulator = make_accumulator(model.trainable_variables, accumulation)
+    taps = plan.taps
+    accumulator = make_accumulator(model.trainable_variables, plan.accumulation)
     zeros = jax.eval_shape(accumulator.zeros)
     gradient_homes = contributions(split)
     _check_shared(model, gradient_homes)
-    trainable, optimizer = list(trainable), list(optimizer)
+    trainable, optimizer = list(specs.trainable), list(specs.optimizer)
     last = len(split.stages) - 1
 
     def update(
@@ -70,10 +61,10 @@ def split_stage_update(
         ]
         whole = accumulator.finish(whole, scale)
         tap_stage_update(model, split, taps, whole, optimizer)
-        with applying_prepared(), jax.named_scope(UPDATE):
-            new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
-        new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
-        results, old = (list(slots), new), (list(optimizer), list(trainable))
+        state = State(tuple(trainable), optimizer=tuple(optimizer))
+        new = apply_gradients(model, plan, state, PendingUpdate(whole), specs)
+        results = list(new.optimizer), list(new.trainable)
+        old = list(optimizer), list(trainable)
         if taps.stops:
             results = halted_unless_finite(model, whole, taps.gradients, results, old)
         return results

@@ -150,9 +150,7 @@ def trace_stages(
         return make_passes(split.stages[stage], split, plan.recompute, platform)
 
     def update() -> SplitUpdate:
-        return split_stage_update(
-            model, split, state.trainable, state.optimizer, plan.accumulation, plan.taps
-        )
+        return split_stage_update(model, plan, split, state)
 
     return Stages(model, plan, state, split, passes, update)
 
