@@ -96,6 +96,7 @@ def branch():
 # What ends in the name that each patch puts a function in place of.
 USES = {
     patch_table.MODEL_INIT: compiled,
+    patch_table.SUPPORTS_JIT: lambda: keras.Sequential().compile("sgd", "mse"),
     patch_table.FIT: fit,
     patch_table.EVALUATE: evaluate,
     patch_table.PREDICT: lambda: run("predict"),

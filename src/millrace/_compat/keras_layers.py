@@ -1,6 +1,7 @@
 """Private Keras: the layers of a model, and the attributes that Keras keeps on them.
 
 `all_layers`, `layers_inside`   all layers, nested ones included, or the direct ones of a layer.
+`layers_without_jit`  the layers that cannot be compiled: a trial trace decides about flagged ones.
 `layer_of`        the layer that a variable belongs to.
 `bookkeeping`     the attributes that Keras's own base classes set.
 `OBJECT_BOOKKEEPING`, `variables_without_decay`   the same of optimizers, losses and metrics.
@@ -12,14 +13,21 @@ Checked on keras 3.13.0 and 3.15.1.
 
 import dis
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import jax
 import keras
+from keras.src.layers.preprocessing.image_preprocessing.base_image_preprocessing_layer import (
+    BaseImagePreprocessingLayer,
+)
 from keras.src.models.functional import Functional
 
 from millrace._compat.keras_graph import graph_of, nodes_of, numbered_nodes
+from millrace._compat.patch_table import SUPPORTS_JIT
+from millrace._compat.patches import replace
 from millrace._compat.versions import functions_of
 
 
@@ -44,8 +52,66 @@ def layers_inside(layer: keras.Layer) -> list[Any]:
 
 
 def layers_without_jit(model: keras.Model) -> list[str]:
-    """Returns the names of layers that declare that they cannot be compiled."""
-    return [x.name for x in all_layers(model) if not getattr(x, "supports_jit", True)]
+    """Returns the names of layers that declare that they cannot be compiled, and cannot."""
+    return [x.name for x in flagged_layers(model) if not _traces(x)]
+
+
+def flagged_layers(model: keras.Model) -> list[Any]:
+    """Returns the layers that declare that they cannot be compiled."""
+    return [x for x in all_layers(model) if not getattr(x, "supports_jit", True)]
+
+
+def let_traced_layers_compile(is_meant: Callable[[keras.Model], bool]) -> None:
+    """Lets `jit_compile="auto"` compile the models that are meant, if all their layers trace."""
+
+    def wrapper(original: Callable[[keras.Model], bool]) -> Callable[[keras.Model], bool]:
+        def model_supports_jit(model: keras.Model) -> bool:
+            return original(model) or (is_meant(model) and not layers_without_jit(model))
+
+        return model_supports_jit
+
+    replace(SUPPORTS_JIT, wrapper)
+
+
+_SIDE = 1024  # in pixels, of images of unknown size: larger than what layers crop
+_traced = WeakKeyDictionary[Any, tuple[object, bool]]()
+
+
+def _traces(layer: Any) -> bool:
+    """Whether JAX traces a layer in training, though it declares that it cannot be compiled.
+
+    Keras flags layers that augment images for the sake of TensorFlow. Any other layer is believed:
+    a trace does not show, for instance, that it draws random numbers with NumPy.
+    """
+    if not isinstance(layer, BaseImagePreprocessingLayer):
+        return False
+    arguments = layer._inbound_nodes[-1].arguments.args if layer._inbound_nodes else ()
+    first = layer.data_format == "channels_first"
+    shape = (None, 3, None, None) if first else (None, None, None, 3)
+    images = arguments[0] if arguments else keras.KerasTensor(shape, layer.compute_dtype)
+    shapes = keras.tree.map_structure(lambda x: (tuple(x.shape), x.dtype), images)
+    key, traces = _traced.get(layer, (None, False))
+    if key != shapes:
+        traces = _is_traced(layer, images)
+        _traced[layer] = (shapes, traces)
+    return traces
+
+
+def _is_traced(layer: Any, images: object) -> bool:
+    def call(values: Any) -> Any:
+        with keras.StatelessScope():  # the seeds stay as they are
+            return layer.call(values, training=True)  # not `__call__`, which may build the layer
+
+    def known(tensor: keras.KerasTensor) -> jax.ShapeDtypeStruct:
+        rows, *sizes = tensor.shape
+        shape = (rows or 2, *(_SIDE if size is None else size for size in sizes))
+        return jax.ShapeDtypeStruct(shape, tensor.dtype)
+
+    try:
+        jax.eval_shape(call, keras.tree.map_structure(known, images))
+    except Exception:  # of Keras, JAX, or the author of the layer
+        return False
+    return True
 
 
 def layer_of(model: keras.Model, variable: keras.Variable) -> str | None:

@@ -129,6 +129,14 @@ _KERAS = (
         "keras.src.saving.saving_lib",
         _raise_loading_failure="the errors of objects that `load_model` could not load",
     ),
+    *_in(
+        "keras.src.trainers.trainer",
+        model_supports_jit="whether `compile` chooses a compiled step",
+    ),
+    *_in(
+        "keras.src.layers.preprocessing.image_preprocessing.base_image_preprocessing_layer",
+        BaseImagePreprocessingLayer="layers that Keras does not compile, though JAX traces them",
+    ),
     # The loops.
     *_in("keras.src.utils.python_utils", pythonify_logs="logs as Python's numbers"),
     *_in(_TRAINER, JAXEpochIterator="the source of batches of fit, evaluate and predict"),

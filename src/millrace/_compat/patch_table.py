@@ -15,6 +15,7 @@ from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
 from keras.src.saving import saving_lib
+from keras.src.trainers import trainer as base_trainer
 
 from millrace._compat.patches import Patch, While
 from millrace._compat.versions import owners
@@ -49,6 +50,14 @@ LOADING_FAILURE = Patch(
     lambda: saving_lib,
     "_raise_loading_failure",
     ("error_msgs",),
+)
+SUPPORTS_JIT = Patch(
+    "keras.src.trainers.trainer.model_supports_jit",
+    "lets `compile` choose `jit_compile=True` where all layers of an attached model can be traced",
+    While.MODELS,
+    lambda: base_trainer,
+    "model_supports_jit",
+    ("model",),
 )
 FIT, EVALUATE, PREDICT = (
     Patch(

@@ -23,6 +23,7 @@ import keras
 
 from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
+from millrace._compat.keras_layers import let_traced_layers_compile
 from millrace._compat.keras_loops import (
     STATE_SYNC,
     is_stock,
@@ -89,6 +90,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     for name, value in attributes.items():
         controller.attributes.bind(name, value)
     let_loops_ask()
+    let_traced_layers_compile(lambda each: controller_of(each) is not None)
     return controller
 
 

@@ -6,7 +6,7 @@ import logging
 import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
-from millrace._compat.keras_layers import layers_without_jit
+from millrace._compat.keras_layers import flagged_layers, layers_without_jit
 from millrace._compat.keras_optimizers import wrapped_chain
 from millrace.base.options import Accumulation, Options, Reduction, whole_number
 from millrace.errors import (
@@ -294,7 +294,10 @@ def remedy(model: keras.Model) -> str:
         return "Remove run_eagerly from compile()"
     if layers_without_jit(model):
         return "Move these layers in front of the model, into the data set"
-    return "Remove jit_compile from compile()"
+    advice = "Remove jit_compile from compile()"
+    if flagged_layers(model):  # then Keras alone may have chosen it, before there was a strategy
+        return f"{advice}, or set model.jit_compile = True"
+    return advice
 
 
 def _check_own_step(model: keras.Model, name: str, step: str) -> None:

@@ -1,7 +1,8 @@
 """Models that are not to be compiled: Keras's own loop runs them, step by step.
 
     compile(run_eagerly=True)      every operation by itself
-    compile(jit_compile=False)     the same on JAX; also what a layer without support for it means
+    compile(jit_compile=False)     the same on JAX; also what a layer without support for it
+                                   means, unless a trial trace of it shows that it can be compiled
 
 Such a model has to be in one piece on one device. Options of compiled programs are refused, not
 ignored: accumulation, recomputation, offloading, and callbacks that look into a step.
@@ -14,7 +15,7 @@ from typing import TypeVar
 import jax
 import keras
 
-from millrace._compat.keras_layers import all_layers, layers_without_jit
+from millrace._compat.keras_layers import all_layers, flagged_layers, layers_without_jit
 from millrace._compat.keras_loops import restore_state
 from millrace.base.interrupts import raise_if_interrupted
 from millrace.base.options import NO_OFFLOAD, Recomputation, TapRequest
@@ -146,9 +147,10 @@ def make_uncompiled_function(setup: Setup, functions: LoopFunctions, mode: Mode)
         logger.info(
             "model %r has %s, so Keras's own loop runs it, one step at a time: nothing is compiled "
             "around the steps, no data is prepared ahead, and strategy.statistics() and the "
-            "compile log say nothing of it.",
+            "compile log say nothing of it.%s",
             model.name,
             settings[1],
+            f" {remedy(model)}." if flagged_layers(model) else "",  # Keras may have chosen it
         )
     getattr(type(model), f"make_{attribute}")(model, force=True)
     function = _on_device(setup, functions, mode, getattr(model, attribute))
