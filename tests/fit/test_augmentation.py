@@ -138,6 +138,10 @@ def test_what_does_not_trace_stays_in_the_loop_of_keras(strategy, make):
         model.fit(X, Y, **FIT)
 
 
+def test_a_choice_among_many_layers_is_not_compiled(strategy):
+    assert not build(strategy, lambda: keras.layers.RandAugment(num_ops=1)).jit_compile
+
+
 def test_a_choice_of_the_user_is_respected(strategy, caplog):
     model = build(strategy, AUGMENTATIONS["rotation"], jit_compile=False)
     with caplog.at_level(logging.INFO, "millrace"):

@@ -53,7 +53,10 @@ def layers_inside(layer: keras.Layer) -> list[Any]:
 
 def layers_without_jit(model: keras.Model) -> list[str]:
     """Returns the names of layers that declare that they cannot be compiled, and cannot."""
-    return [x.name for x in flagged_layers(model) if not _traces(x)]
+    # RandAugment and its like choose among many others, and XLA would compile that for minutes.
+    outer = [x for x in all_layers(model) if isinstance(x, BaseImagePreprocessingLayer)]
+    chosen = {id(inner) for x in outer for inner in layers_inside(x)}
+    return [x.name for x in flagged_layers(model) if id(x) in chosen or not _traces(x)]
 
 
 def flagged_layers(model: keras.Model) -> list[Any]:
