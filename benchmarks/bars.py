@@ -394,6 +394,12 @@ SECTIONS = {
         "with plain Keras, and the temporary bytes of each program.",
         "gradient_accumulation.md",
     ),
+    "own_steps": Section(
+        "A train_step of one's own",
+        "Time per step of a `train_step` as Keras's guide writes it, compared with `fit` with the "
+        "stock step.",
+        "own_steps.md",
+    ),
     "infeed": Section(
         "Infeed",
         "`fit` on a data set whose preparation is slower, or faster, than the device, "
