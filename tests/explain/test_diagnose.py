@@ -175,7 +175,7 @@ CAUSES = {
     "reduction": (
         key,
         lambda: key(accumulation=Accumulation(reduction=Reduction.SUM)),
-        "gradient_accumulation_reduction_method: mean -> sum",
+        "gradient_accumulation_reduction_method: auto -> sum",
         ONCE,
     ),
     "accumulator": (

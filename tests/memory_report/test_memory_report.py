@@ -408,7 +408,7 @@ def test_a_pipeline_fits_with_smaller_micro_batches():
     report = strategy.memory_report(model, batch(), budget=int(whole.peak * 0.75))
     (change,) = report.changes
     assert change.fits
-    assert "set_pipelining_options(gradient_accumulation_steps_per_replica=8, ...)" in change.code
+    assert "set_gradient_accumulation_options(micro_batch=256)" in change.code
     text = str(report)
     assert "other micro-batches in flight" in text
     assert "mlp/" in text

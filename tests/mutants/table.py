@@ -37,6 +37,8 @@ TESTS = {
         "tests/strategy/test_setters.py",
         "tests/equivalence/test_gradient_accumulation.py",
         "tests/equivalence/test_reductions.py",
+        "tests/equivalence/test_loss_weights.py",
+        "tests/steps/test_own_steps.py",
     ),
     "reductions": (
         "tests/replicas/test_state_rules.py",
@@ -186,7 +188,7 @@ MUTANTS = (
     # Many micro-batches, one gradient.
     Mutant(
         "accumulation",
-        "return rows / first_rows if weighs else 1.0",
+        "return rows / first_rows if weighs else share",
         "return 1.0",
     ),
     Mutant(
@@ -196,10 +198,26 @@ MUTANTS = (
     ),
     Mutant(
         "accumulation",
-        "        case Reduction.MEAN:\n            return 1.0 / total_weight",
-        "        case Reduction.MEAN:\n            return 1.0",
+        "        case Reduction.AUTO | Reduction.MEAN:\n            return 1.0 / total_weight",
+        "        case Reduction.AUTO | Reduction.MEAN:\n            return 1.0",
     ),
     Mutant("accumulation", "return replicas / total_weight", "return 1.0 / total_weight"),
+    Mutant(
+        "accumulation",
+        "return [*gradients, jnp.ones_like(weight)], coefficient * weight",
+        "return [*gradients, jnp.ones_like(weight)], coefficient",
+    ),
+    Mutant(
+        "accumulation",
+        "seeds = share or [jnp.ones(())]",
+        "seeds = [jnp.ones(())]",
+    ),
+    Mutant("accumulation", "coefficient = coefficient * values", "coefficient = coefficient * 1"),
+    Mutant(
+        "accumulation",
+        'if slot[0] == "non_trainable" and not _is_among(atom, follows)',
+        'if slot[0] == "non_trainable"',
+    ),
     Mutant(
         "accumulation",
         "largest(a, g) if overwrite else added(a, g)",

@@ -1,5 +1,7 @@
 """Where what an update carries out is computed."""
 
+from types import SimpleNamespace
+
 import pytest
 import stages
 from keras.optimizers import Adam
@@ -19,9 +21,8 @@ def test_statistics_are_computed_where_their_gradient_is(norms, stops):
     split = stages.cut(model, [0, 0, 1, 1, 2])
     state = stages.specs(stages.state_of(model))
     taps = TapRequest(gradients=("*",), norms=norms, stops=stops)
-    update = split_stage_update(
-        model, split, state.trainable, state.optimizer, Accumulation(), taps
-    )
+    plan = SimpleNamespace(accumulation=Accumulation(), taps=taps)
+    update = split_stage_update(model, plan, split, state)
     made = contributions(split)
     for stage, part in update.final.items():
         taken = {made[slot.index][0] for slot in part.inputs if slot.role == "gradient"}

@@ -116,7 +116,7 @@ def test_an_unknown_schedule_is_refused_when_it_is_set(strategy, schedule):
             r"backward_propagation_stages_compiler_options\[0\] must be a dict.*Received: 1",
         ),
         ({"weight_update_compiler_options": [1]}, "must be a dict of compiler options"),
-        ({"gradient_accumulation_reduction_method": "median"}, r"one of \['mean', 'sum', "),
+        ({"gradient_accumulation_reduction_method": "median"}, r"one of \['auto', 'mean', 'sum', "),
         ({"gradient_accumulation_dtype": "int8"}, "cannot hold gradients"),
     ],
 )

@@ -196,7 +196,7 @@ CAUSES = {
     shape_of_y: ["argument y", "(4, 1) -> (4, 2)"],
     weights_of_samples: ["sample_weight"],
     accumulation: ["gradient_accumulation_steps_per_replica", "1 -> 2"],
-    reduction: ["gradient_accumulation_reduction_method", "mean -> sum"],
+    reduction: ["gradient_accumulation_reduction_method", "auto -> sum"],
     callbacks_for_every_step: ["asynchronous_callbacks"],
     tensors_watched: ["hidden"],
     longer_execution: ["steps in a block", "32 -> "],

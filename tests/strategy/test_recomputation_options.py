@@ -148,19 +148,3 @@ def test_boundaries_that_cannot_act_say_so_once(strategy, caplog):
     assert not said(model, caplog)
     (message,) = said(pipelined(recomputation_mode="auto"), caplog)
     assert "interleaved" in message
-
-
-def test_a_train_step_of_ones_own_is_refused(strategy):
-    class Own(keras.Model):
-        def train_step(self, state, data):
-            return super().train_step(state, data)
-
-    with strategy.scope():
-        inputs = keras.Input((4,))
-        model = Own(inputs, layers.Dense(4)(inputs))
-    model.compile("sgd", "mse")
-    model.set_recomputation_options()
-    with pytest.raises(
-        millrace.errors.ModelError, match=r"train_step\(\), and set_recomputation_options"
-    ):
-        model.fit(X, X, verbose=0)

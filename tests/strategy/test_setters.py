@@ -218,7 +218,7 @@ def test_steps_that_are_no_number_of_steps(model, value, message):
 @pytest.mark.parametrize("value", ["average", 3, math.nan])
 def test_an_unknown_reduction_lists_the_names(model, value):
     with pytest.raises(
-        OptionError, match=r"one of \['mean', 'sum', 'running_mean'.*'\]. Received: "
+        OptionError, match=r"one of \['auto', 'mean', 'sum', 'running_mean'.*'\]. Received: "
     ):
         model.set_gradient_accumulation_options(gradient_accumulation_reduction_method=value)
 

@@ -15,7 +15,7 @@ whose mean over the parts, weighed by their rows, is the loss of the batch.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,11 @@ class LossParts:
     Attributes:
         share: rows of the part, as a share of those of the batch.
         totals: divisors of the whole batch, in the order of the losses that have one.
-        collect: receives those of a part, and their number, in place of `totals`.
         count: losses that have one so far. Where a step is traced again, they begin anew.
     """
 
     share: float
     totals: Sequence[jax.Array] = ()
-    collect: Callable[[int, jax.Array], None] | None = None
     count: int = 0
 
     def scaled(self, loss: Any, divisor: jax.Array | None) -> Any:
@@ -49,22 +47,31 @@ class LossParts:
         if divisor is None:
             return loss / self.share
         number, self.count = self.count, self.count + 1
-        if self.collect is not None:
-            self.collect(number, divisor)
-            return loss
         total = self.totals[number % len(self.totals)]
         part: Any = keras.ops.divide_no_nan(divisor, total)
         factor = part / self.share
         return loss * keras.ops.cast(factor, loss.dtype)
 
 
+# Receives what a reduced loss is divided by if that follows from the data, else None, and how many
+# values it is a mean over (0 for a sum), with the mask and the weights that it follows from.
+Notice: TypeAlias = Callable[[jax.Array | None, int, tuple[object, object]], None]
 _parts = ScopedValue[LossParts | None](None)
+_notice = ScopedValue[Notice | None](None)
 
 
 @contextmanager
 def losses_of_part(parts: LossParts) -> Iterator[None]:
     """Makes losses of Keras that are computed inside those of a part of a batch."""
     with held(), _parts.bound_to(parts):
+        replace(REDUCE_LOSS, _reducing)
+        yield
+
+
+@contextmanager
+def losses_noticed(notice: Notice) -> Iterator[None]:
+    """Tells of each loss of Keras that is reduced inside."""
+    with held(), _notice.bound_to(notice):
         replace(REDUCE_LOSS, _reducing)
         yield
 
@@ -80,11 +87,9 @@ def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
         loss = original(
             values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype
         )
-        parts = _parts.get()
-        if parts is None or not values.shape:
+        parts, notice = _parts.get(), _notice.get()
+        if not values.shape or (parts is None and notice is None):
             return loss
-        if reduction == "sum":
-            return parts.scaled(loss, None)
         by_weight = reduction == "mean_with_sample_weight"
         if by_weight and (sample_weight is not None or mask is not None):
             ones = jnp.ones(values.shape, loss.dtype)
@@ -92,7 +97,14 @@ def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
         elif reduction in _MEANS and mask is not None:
             divisor = jnp.sum(jnp.asarray(mask).astype(bool), dtype=loss.dtype)
         else:
+            divisor = None
+        if divisor is not None:
+            divisor = jax.lax.stop_gradient(divisor)
+        if notice is not None:
+            size = 0 if reduction == "sum" else values.size
+            notice(divisor, size, (mask, sample_weight if by_weight else None))
+        if parts is None or (divisor is None and reduction != "sum"):
             return loss
-        return parts.scaled(loss, jax.lax.stop_gradient(divisor))
+        return parts.scaled(loss, divisor)
 
     return reduce_weighted_values

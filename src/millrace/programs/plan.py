@@ -89,6 +89,12 @@ class Division:
         """Number of parts, the last one included."""
         return self.count + (self.rest > 0)
 
+    @property
+    def slices(self) -> list[slice]:
+        """The rows of each part."""
+        starts = range(0, self.batch_rows, self.rows) if self.rows else (0,)
+        return [slice(k, min(k + self.rows, self.batch_rows)) for k in starts]
+
 
 def divided(rows: int, most: int) -> Division:
     """Divides a batch into parts of at most `most` rows.
@@ -126,6 +132,7 @@ class Plan:
     tapped: bool = False  # whether a step returns more than its result
     chooses_rows: bool = False  # whether its micro-batches are one choice of several
     is_shortened: bool = False  # whether its blocks are shorter than others, for a budget
+    weighs_losses: bool = False  # whether micro-batches weigh what their losses divide by
 
     @cached_property
     def _hash(self) -> int:

@@ -20,6 +20,7 @@ class QueueMode(enum.Enum):
 class Reduction(enum.Enum):
     """The way to combine the gradients of micro-batches: first within, then across replicas."""
 
+    AUTO = "auto"  # as MEAN, where losses do not divide by numbers of the data
     MEAN = "mean"
     SUM = "sum"
     RUNNING_MEAN = "running_mean"  # without a sum, which float16 might not hold

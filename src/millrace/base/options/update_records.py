@@ -54,14 +54,16 @@ class Accumulation:
         ),
     )
     reduction: Reduction = declare(
-        Reduction.MEAN,
+        Reduction.AUTO,
         Option(
             _REDUCTION,
             member_of(Reduction),
             (ACCUMULATION,),
-            doc='`"mean"` divides by the rows, so that the update equals that of one big batch; '
-            '`"sum"` adds the gradients of the micro-batches; `"running_mean"` is a mean at any '
-            'time, so that float16 never has to hold a sum. `"mean_then_sum"` and '
+            doc='`"auto"` weighs each micro-batch by what its loss divides by (tokens of a mask, a '
+            "sum of sample weights, rows), so that the update equals that of one big batch; "
+            '`"mean"` weighs by rows alone; `"sum"` adds the gradients of the micro-batches; '
+            '`"running_mean"` is a mean at any time, so that float16 never has to hold a sum. '
+            '`"mean_then_sum"` and '
             '`"running_mean_then_sum"` are means over the micro-batches of a replica, added up '
             'over replicas; `"sum_then_mean"` is the mean over replicas of their sums.',
         ),
@@ -143,7 +145,7 @@ class Pipelining:
         ),
     )
     reduction: Reduction = declare(
-        Reduction.MEAN,
+        Reduction.AUTO,
         Option(
             _REDUCTION,
             member_of(Reduction),

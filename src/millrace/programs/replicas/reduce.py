@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -19,7 +18,7 @@ from millrace.programs.replicas.placement import axis_of
 from millrace.programs.replicas.state_rules import Rule
 from millrace.programs.replicas.sums import add_up, packs
 from millrace.programs.replicas.transform import OWN, specs_on
-from millrace.programs.steps.accumulate import Gradients, make_accumulator
+from millrace.programs.steps.accumulate import Accumulated, Gradients, make_accumulator
 from millrace.programs.steps.offload import host_layouts, with_host_layouts
 from millrace.programs.steps.repetition import Index
 from millrace.programs.steps.scopes import ACCUMULATION
@@ -28,11 +27,11 @@ from millrace.programs.steps.scopes import ACCUMULATION
 class GradientReduction:
     """Adds up the gradients of trainable variables over replicas."""
 
-    def __init__(self, variables: Sequence[keras.Variable], plan: Plan):
+    def __init__(self, variables: Sequence[Accumulated], plan: Plan):
         """Decides whether each gradient arrives whole or in parts.
 
         Args:
-            variables: trainable variables of a whole model or of one stage.
+            variables: trainable variables of a whole model or of one stage, or `LOSS_WEIGHT`.
             plan: describes the programs.
         """
         self._plan = plan

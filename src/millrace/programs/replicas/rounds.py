@@ -35,9 +35,11 @@ from millrace.programs.replicas.transform import OWN, Kinds, on_replicas, specs_
 from millrace.programs.steps.accumulate import (
     Factor,
     Gradients,
+    accumulated_variables,
     coefficient_of,
     make_accumulator,
     scale_of,
+    weighed,
 )
 from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, batch_at
 from millrace.programs.steps.offload import fetched, fetched_after, offloaded
@@ -114,10 +116,10 @@ class Rounds:
         # Every process needs the taps of all replicas; a process on its own leaves them split.
         step_taps = group.split(1) if group.is_local else group.whole
         self.tap_layout: Any = Taps(step_taps, group.whole, group.whole)  # type: ignore[arg-type]
-        variables = model.trainable_variables if self.gives_gradients else []
+        variables = accumulated_variables(model, plan) if self.gives_gradients else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
         self._is_running = plan.accumulation.reduction.is_running
-        self.gradients = jax.eval_shape(self._accumulator.zeros)
+        self.gradients = jax.eval_shape(self._accumulator.zeros)[: len(state.trainable)]
         self._reduction = GradientReduction(variables, plan)
         # Of the sums that are in host memory between the iterations of a loop.
         self._host_layouts = [
@@ -324,10 +326,11 @@ class Rounds:
                 # The update begins with replica 0, so the steps before this one tell how many.
                 first = factor + jnp.float32(number * replicas + me - start)
                 factor = coefficient_of(self._plan.accumulation.reduction, first // replicas, 0)
+            gradients, factor = weighed(self._plan, list(gradients), factor)
             if active is not None:
                 # Chosen, not multiplied by zero: of a batch of zeros a gradient may well be NaN (a
                 # norm of zero, a division by the rows), and NaN times zero is NaN for all replicas.
-                factor = jnp.where(active, factor, 0.0) if self._is_running else factor
+                factor = jnp.where(active, factor, 0.0)
                 gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
             sums = fetched_after(sums, self._host_layouts, list(gradients))

@@ -5,9 +5,11 @@
         accumulated = add(accumulated, gradient(micro_batch), coefficient)
     gradient = finish(accumulated, scale)
 
-`mean` weighs a micro-batch by its rows (`coefficient`: its rows over those of the first) and
-divides by the sum of these weights, so an update that ends with a smaller batch still equals one
-big batch. `sum` adds the gradients unchanged: each is already a mean over its own rows.
+`auto` and `mean` weigh a micro-batch by its rows (`coefficient`: its rows over those of the first)
+and divide by the sum of these weights, so an update that ends with a smaller batch still equals one
+big batch. Where losses divide by a number of the data, `auto` weighs by that as well: the weights
+are added up behind the gradients, as those of `LOSS_WEIGHT`. `sum` adds the gradients unchanged:
+each is already a mean over its own rows.
 `running_mean` moves the accumulated value towards the n-th gradient by a `coefficient` of 1 / n,
 so that it never exceeds the gradients.
 
@@ -29,11 +31,45 @@ from jax.typing import DTypeLike
 
 from millrace.base.options import Accumulation, Reduction
 from millrace.errors import OptionError
+from millrace.programs.plan import Plan
 from millrace.programs.steps.scopes import ACCUMULATION
 
 Gradients: TypeAlias = list[jax.Array]
 Factor: TypeAlias = float | jax.Array
 AccumulatorDtypeLike: TypeAlias = DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LossWeight:
+    """The place of the weights of micro-batches behind the gradients, like a variable's."""
+
+    path = "loss weight"
+    shape = ()
+    dtype = "float32"
+    overwrite_with_gradient = False
+
+
+LOSS_WEIGHT = LossWeight()
+Accumulated: TypeAlias = keras.Variable | LossWeight
+
+
+def accumulated_variables(model: keras.Model, plan: Plan) -> list[Accumulated]:
+    """Returns the trainable variables of a model, and `LOSS_WEIGHT` where losses weigh."""
+    return [*model.trainable_variables, *[LOSS_WEIGHT] * plan.weighs_losses]
+
+
+def weighed(plan: Plan, gradients: Gradients, coefficient: Factor) -> tuple[Gradients, Factor]:
+    """Returns gradients of a micro-batch to accumulate, and their coefficient.
+
+    Args:
+        plan: of the training.
+        gradients: followed by the weight of the micro-batch, where losses weigh.
+        coefficient: without that weight.
+    """
+    if not plan.weighs_losses:
+        return gradients, coefficient
+    *gradients, weight = gradients
+    return [*gradients, jnp.ones_like(weight)], coefficient * weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +81,17 @@ class Accumulator:
     finish: Callable[[Gradients, Factor], Gradients]
 
 
-def make_accumulator(
-    variables: Sequence[keras.Variable], accumulation: Accumulation
-) -> Accumulator:
+def make_accumulator(variables: Sequence[Accumulated], accumulation: Accumulation) -> Accumulator:
     """Builds the accumulator of trainable `variables`, of a whole model or of one stage.
+
+    Where `LOSS_WEIGHT` is the last of them, `finish` divides by its sum, and leaves it out.
 
     Raises:
         OptionError: if the chosen dtype is unknown, or not a floating dtype.
     """
     dtypes = [accumulator_dtype(accumulation.dtype, variable) for variable in variables]
     overwrites = [variable.overwrite_with_gradient for variable in variables]
+    weighs = bool(variables) and isinstance(variables[-1], LossWeight)
 
     @jax.named_scope(ACCUMULATION)
     def zeros() -> Gradients:
@@ -81,11 +118,14 @@ def make_accumulator(
 
     @jax.named_scope(ACCUMULATION)
     def finish(accumulated: Gradients, scale: Factor) -> Gradients:
+        *weights, total = accumulated if weighs else (*accumulated, None)
+        if total is not None:  # 0 where no token of an update counts
+            accumulated, scale = weights, jnp.where(total == 0, 0.0, 1 / total)
         # Scaled in the accumulator's dtype. The optimizer casts, and only after it has looked for
         # infinities: a sum of scaled gradients cast to float16 could overflow to infinity here.
         return [
             a if overwrite else a * _as(scale, a)
-            for a, overwrite in zip(accumulated, overwrites, strict=True)
+            for a, overwrite in zip(accumulated, overwrites, strict=False)
         ]
 
     return Accumulator(zeros, add, finish)
@@ -96,8 +136,10 @@ def largest(accumulated: jax.Array, gradient: jax.Array) -> jax.Array:
     return jnp.maximum(accumulated, gradient.astype(accumulated.dtype))
 
 
-def accumulator_dtype(choice: AccumulatorDtypeLike, variable: keras.Variable) -> jnp.dtype:
+def accumulator_dtype(choice: AccumulatorDtypeLike, variable: Accumulated) -> jnp.dtype:
     """Returns the dtype in which the gradients of one variable are accumulated."""
+    if isinstance(variable, LossWeight):
+        return jnp.dtype(variable.dtype)
     chosen = choice(variable) if callable(choice) and not _is_dtype(choice) else choice
     if chosen is None or variable.overwrite_with_gradient:
         return jnp.dtype(variable.dtype)
@@ -116,10 +158,13 @@ def accumulator_dtype(choice: AccumulatorDtypeLike, variable: keras.Variable) ->
     return dtype
 
 
-def weight_of(reduction: Reduction, rows: int, first_rows: int) -> float:
-    """Returns the weight of a micro-batch of `rows` in an update that began with `first_rows`."""
-    weighs = reduction in (Reduction.MEAN, Reduction.MEAN_THEN_SUM)
-    return rows / first_rows if weighs else 1.0
+def weight_of(reduction: Reduction, rows: int, first_rows: int, share: float = 1.0) -> float:
+    """Returns the weight of a micro-batch of `rows` in an update that began with `first_rows`.
+
+    Where rows do not count, that of a part of a batch is its share of it.
+    """
+    weighs = reduction in (Reduction.AUTO, Reduction.MEAN, Reduction.MEAN_THEN_SUM)
+    return rows / first_rows if weighs else share
 
 
 def coefficient_of(reduction: Reduction, base: Factor, before: int | jax.Array) -> Factor:
@@ -145,7 +190,7 @@ def scale_of(reduction: Reduction, total_weight: float, replicas: int) -> float:
         replicas: number of replicas.
     """
     match reduction:
-        case Reduction.MEAN:
+        case Reduction.AUTO | Reduction.MEAN:
             return 1.0 / total_weight
         case Reduction.MEAN_THEN_SUM:
             return replicas / total_weight

@@ -33,13 +33,14 @@ from millrace._compat.keras_losses import LossParts, losses_of_part
 from millrace.base.options import Reduction
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import PlanError, TapError
-from millrace.programs.plan import Division, LoopForm, Plan, choose_loop_form
+from millrace.programs.plan import BatchSpec, Division, LoopForm, Plan, choose_loop_form
 from millrace.programs.recomputation.step import accumulating_value_and_grad, has_choice
 from millrace.programs.steps.accumulate import Gradients, make_accumulator
+from millrace.programs.steps.loss_weights import Losses, report, with_divisors
 from millrace.programs.steps.own_step import check_whole, compute_gradients, own_step
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State, with_dtypes_of
-from millrace.programs.taps.taps import collecting, is_open, tap
+from millrace.programs.taps.taps import collecting, is_open
 
 # Differentiates a function of `(loss, auxiliary)`.
 Differentiate = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -53,13 +54,7 @@ class BatchResult(NamedTuple):
     metrics: list[jax.Array]
     logs: ArrayTree
     loss: jax.Array  # as it was differentiated
-
-
-@dataclass(frozen=True, slots=True)
-class _Divisor:
-    """The key of a number of the data that a loss divides by."""
-
-    number: int
+    divisors: Sequence[jax.Array] = ()  # of the losses of a batch
 
 
 class _PartsCarry(NamedTuple):
@@ -91,7 +86,7 @@ def compute_in_parts(
         TapError: if the model taps values, which a part cannot carry out.
     """
     division = plan.division
-    _check_rows(plan, batch)
+    check_rows(plan.accumulation.micro_batch, plan.batch)
     if (own := own_step(model, plan, state)) is not None:
         check_whole(model, own.turns, plan)
     totals = _totals(model, division, state, batch)
@@ -140,11 +135,11 @@ def compute_in_parts(
         weight = 1.0 if shares_first else division.rest / division.rows
         rows = part_of(batch, division.count * division.rows, division.rest)
         found = part_with(division.rest).run(non_trainable, metrics, rows, gradients)
-        gradients, non_trainable, metrics, logs, _ = found
+        gradients, non_trainable, metrics, logs, *_ = found
         loss = loss + found.loss * weight
     share = 1.0 if shares_first else division.rows / division.batch_rows
     gradients = accumulator.finish(gradients, share)
-    return BatchResult(gradients, non_trainable, metrics, logs, loss * share)
+    return BatchResult(gradients, non_trainable, metrics, logs, loss * share, totals)
 
 
 def part_of(batch: ArrayTree, start: Index, rows: int) -> ArrayTree:
@@ -298,10 +293,10 @@ def _totals(
         def forward(function: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args, **kwargs: (function(*args, **kwargs), args[0])
 
-        parts = LossParts(1.0, collect=lambda number, value: tap(_Divisor(number), value))
-        with losses_of_part(parts):
-            _, tapped = collecting(compute_gradients)(model, state, part, forward)
-        return [value for key, value in tapped.items() if isinstance(key, _Divisor)]
+        compute, losses = with_divisors(compute_gradients), Losses(taps=True)
+        _, found = compute(model, state, part, forward, losses=losses)
+        report(losses)
+        return found
 
     def of_part(rows: int) -> Callable[[Index], list[jax.Array]]:
         specs = jax.tree.map(_spec, (state, _rows_of(batch, rows)))
@@ -324,12 +319,17 @@ def _totals(
     return totals
 
 
-def _check_rows(plan: Plan, batch: ArrayTree) -> None:
-    for leaf in jax.tree.leaves(batch):
-        if not leaf.shape or leaf.shape[0] != plan.batch.rows:
+def check_rows(micro_batch: int | str, batch: BatchSpec) -> None:
+    """Refuses to divide a batch with an array that has other rows.
+
+    Raises:
+        PlanError: with the shape of the array.
+    """
+    for shape in batch.shapes:
+        if not shape or shape[0] != batch.rows:
             raise PlanError(
-                f"micro_batch={plan.accumulation.micro_batch} divides batches by their rows, and "
-                f"one of {plan.batch.rows} rows has an array of the shape {tuple(leaf.shape)}. "
+                f"micro_batch={micro_batch} divides batches by their rows, and "
+                f"one of {batch.rows} rows has an array of the shape {shape}. "
                 "Give each array of the data one entry for each row, or set micro_batch='whole'."
             )
 

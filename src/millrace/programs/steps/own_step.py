@@ -16,6 +16,7 @@ these, those of the next. Two gradients of one weight, to be combined, have a tu
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.recomputation.step import recomputes
+from millrace.programs.steps.loss_weights import Losses
 from millrace.programs.steps.program import batch_specs
 from millrace.programs.steps.state import State, as_lists, from_step, variable_text
 from millrace.programs.taps.taps import collecting, tap
@@ -101,6 +103,7 @@ def compute_gradients(
     batch: ArrayTree,
     differentiate: Differentiate | None = None,
     earlier: Sequence[Gradients] = (),
+    losses: Losses | None = None,
 ) -> tuple[Any, State, ArrayTree]:
     """Runs one micro-batch forward and backward, by Keras's step or by the user's.
 
@@ -110,6 +113,7 @@ def compute_gradients(
         batch: x, y and sample weights, as the data adapter yields them.
         differentiate: as in `OwnStep.gradient_step`; None is JAX's own.
         earlier: likewise.
+        losses: notes the losses of the step; None notes nothing.
 
     Returns:
         Gradients in the order of the trainable variables (of the scaled loss, where the optimizer
@@ -117,10 +121,12 @@ def compute_gradients(
     """
     if is_own_step(model):
         differentiate = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
-        return OwnStep(model, state, batch).gradient_step(state, batch, differentiate, earlier)
-    gradients, non_trainable, metrics, logs = compute_gradient_step(
-        model, as_lists(state), batch, differentiate
-    )
+        own = OwnStep(model, state, batch, losses)
+        return own.gradient_step(state, batch, differentiate, earlier)
+    with nullcontext() if losses is None else losses.noticed():
+        gradients, non_trainable, metrics, logs = compute_gradient_step(
+            model, as_lists(state), batch, differentiate
+        )
     return gradients, state.replace(non_trainable=non_trainable, metric=metrics), logs
 
 
@@ -133,13 +139,20 @@ class OwnStep:
         shows_gradients: whether logs, metrics or taps follow from the gradients of a micro-batch.
     """
 
-    def __init__(self, model: keras.Model, state: State, batch: "ArrayTree | SpecTree"):
+    def __init__(
+        self,
+        model: keras.Model,
+        state: State,
+        batch: "ArrayTree | SpecTree",
+        losses: Losses | None = None,
+    ):
         """Traces the step.
 
         Args:
             model: a compiled Keras model with a `train_step` of its own.
             state: specs or values, of which the specs count.
             batch: likewise.
+            losses: notes the losses of the step.
 
         Raises:
             ModelError: if the step cannot be taken apart.
@@ -148,7 +161,8 @@ class OwnStep:
         state = state._replace(metric_parts=())  # of replicas; a step has its own alone
 
         def step(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-            logs, new = model.train_step(as_lists(state), batch)  # type: ignore[attr-defined]
+            with nullcontext() if losses is None else losses.noticed():
+                logs, new = model.train_step(as_lists(state), batch)  # type: ignore[attr-defined]
             return from_step(new, state, model, Mode.TRAIN), jax.tree.map(jnp.asarray, logs)
 
         function, specs = collecting(step), jax.tree.map(_spec, (state, batch))

@@ -26,6 +26,7 @@ from millrace.programs.recomputation.step import (
     recomputing_value_and_grad,
 )
 from millrace.programs.steps.accumulate import Accumulator, Factor, Gradients
+from millrace.programs.steps.loss_weights import Losses, report, weight_in_rows, with_divisors
 from millrace.programs.steps.micro_batches import compute_in_parts
 from millrace.programs.steps.own_step import compute_gradients, own_step
 from millrace.programs.steps.scopes import KERAS_STEP, UPDATE
@@ -80,26 +81,35 @@ def _keras_scope(model: keras.Model, name: str) -> AbstractContextManager[Any]:
 def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
     """Returns a step without the update: gradients, the new state with old weights, logs.
 
-    Values that the model taps are tapped in the trace of the caller.
+    Where losses weigh, the weight of the micro-batch follows the gradients. Values that the model
+    taps are tapped in the trace of the caller.
     """
     recomputing = recomputing_value_and_grad(plan) if recomputes(plan) else None
 
     def gradient_step(
         state: State, batch: ArrayTree, earlier: Sequence[Gradients] = ()
     ) -> tuple[Gradients, State, ArrayTree]:
-        differentiate: Any = recomputing or (value_and_grad if is_open() else None)
+        taps = is_open() or plan.weighs_losses
+        differentiate: Any = recomputing or (value_and_grad if taps else None)
+        losses = Losses(taps=plan.weighs_losses)
         if plan.division.parts > 1:
             computed = compute_in_parts(model, plan, state, batch, differentiate)
             if plan.taps.loss and is_open():
                 tap_loss(computed.loss)
-            gradients, non_trainable, metrics, logs, _ = computed
-            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-            return gradients, state.replace(non_trainable=non_trainable, metric=metrics), logs
-        if plan.taps.loss and is_open():
-            differentiate = loss_tapped(differentiate or value_and_grad)
-        gradients, new, logs = compute_gradients(model, state, batch, differentiate, earlier)
+            gradients, non_trainable, metrics, logs, _, divisors = computed
+            new = state.replace(non_trainable=non_trainable, metric=metrics)
+        else:
+            if plan.taps.loss and is_open():
+                differentiate = loss_tapped(differentiate or value_and_grad)
+            compute = with_divisors(compute_gradients) if plan.weighs_losses else _alone
+            (gradients, new, logs), divisors = compute(
+                model, state, batch, differentiate, earlier, losses
+            )
+            report(losses)
+            new = with_dtypes_of(new, state, model)
         gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-        return gradients, with_dtypes_of(new, state, model), logs
+        weights = [weight_in_rows(plan, divisors[0])] if plan.weighs_losses else []
+        return [*gradients, *weights], new, logs
 
     return gradient_step
 
@@ -136,11 +146,40 @@ def make_accumulating_step(
             gradients = prepared(model.optimizer, gradients, model.trainable_variables)
             return accumulator.add(accumulated, gradients, coefficient)
 
-        differentiate = accumulating_value_and_grad(plan, add, accumulated)
-        accumulated, new, logs = compute_gradients(model, state, batch, differentiate)
-        return accumulated, with_dtypes_of(new, state, model), logs
+        losses, weights = Losses(taps=plan.weighs_losses), []
+        sums = accumulated[: len(model.trainable_variables)]
+        differentiate = accumulating_value_and_grad(plan, add, sums)
+        if plan.weighs_losses:
+            differentiate = _weighing(plan, differentiate, weights)
+        sums, new, logs = compute_gradients(model, state, batch, differentiate, losses=losses)
+        report(losses)
+        total = [accumulated[-1] + coefficient * weight for weight in weights]
+        return [*sums, *total], with_dtypes_of(new, state, model), logs
 
     return step
+
+
+def _weighing(plan: Plan, differentiate: Any, weights: list[jax.Array]) -> Any:
+    """Returns a transformation that differentiates the loss times its weight, which it appends."""
+
+    def transform(function: Callable[..., Any]) -> Callable[..., Any]:
+        def within(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
+            (loss, auxiliary), divisors = with_divisors(function)(*args, **kwargs)
+            weight = weight_in_rows(plan, divisors[0])
+            return loss * weight.astype(loss.dtype), (auxiliary, weight)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            (loss, (auxiliary, weight)), gradients = differentiate(within)(*args, **kwargs)
+            weights.append(weight)
+            return (loss, auxiliary), gradients
+
+        return run
+
+    return transform
+
+
+def _alone(*args: Any) -> tuple[Any, list[jax.Array]]:
+    return compute_gradients(*args), []
 
 
 def logs_follow_from_metrics(model: keras.Model, mode: Mode) -> bool:

@@ -60,7 +60,8 @@ def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[..., tuple[Any,
         due = is_due(model, state, plan.taps.every)
         with activations_tapped(model, plan.taps, due):
             gradients, new, logs = step(state, batch, earlier)
-        tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state.optimizer))
+        own = gradients[: len(state.trainable)]  # without a weight behind them
+        tap_micro_gradients(model, plan, own, due, loss_scale(model, state.optimizer))
         return gradients, new, logs
 
     def tapped(

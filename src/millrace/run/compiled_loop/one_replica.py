@@ -24,9 +24,11 @@ from millrace.programs.steps.accumulate import (
     Accumulator,
     Factor,
     Gradients,
+    accumulated_variables,
     coefficient_of,
     make_accumulator,
     scale_of,
+    weighed,
 )
 from millrace.programs.steps.loop import BatchRange, Computed, LoopCarry, batch_at
 from millrace.programs.steps.offload import (
@@ -79,7 +81,7 @@ class OneReplica:
         own = own_step(model, plan, state) if is_apart else None
         self._turns = 1 if own is None else own.turns
         # In the order of a step a gradient is used once it is there: for the update, or for a sum.
-        shows = own is not None and (own.turns > 1 or own.shows_gradients)
+        shows = own is not None and (own.turns > 1 or own.shows_gradients or plan.weighs_losses)
         in_order = trains and has_choice(plan) and not (plan.tapped or in_parts or shows)
         self._updates_in_order = in_order and steps == 1 and not fetches
         self._adds_in_order = in_order and steps > 1 and not any(self._reduction.host_layouts)
@@ -95,7 +97,8 @@ class OneReplica:
         result, self.step_taps = traced.out_info
         self._result = result[-1]
         # Specs, where gradients and update are apart.
-        self.gradients: list[Any] = list(result[0]) if self.gives_gradients else []
+        count = len(state.trainable)
+        self.gradients: list[Any] = list(result[0])[:count] if self.gives_gradients else []
         # Then a loop carries no logs from step to step.
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.primitives = primitive_counts(traced.jaxpr.jaxpr.eqns)
@@ -107,11 +110,12 @@ class OneReplica:
 
     @cached_property
     def _reduction(self) -> GradientReduction:
-        return GradientReduction(self._model.trainable_variables, self._plan)
+        return GradientReduction(accumulated_variables(self._model, self._plan), self._plan)
 
     @cached_property
     def _accumulator(self) -> Accumulator:
-        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        variables = accumulated_variables(self._model, self._plan)
+        accumulator = make_accumulator(variables, self._plan.accumulation)
         return offloaded_accumulator(accumulator, self._reduction.host_layouts)
 
     def _make_step(self) -> Any:
@@ -136,7 +140,8 @@ class OneReplica:
 
     @cached_property
     def _adding(self) -> Any:
-        step = make_accumulating_step(self._model, self._plan, self._accumulator)
+        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        step = make_accumulating_step(self._model, self._plan, accumulator)
         return jax.jit(lambda *arguments: (step(*arguments), Tapped()))
 
     def _accumulating_step(
@@ -152,6 +157,7 @@ class OneReplica:
             return self._adding(state, batch, accumulated, factor)
         arguments = (state, batch, earlier) if earlier else (state, batch)
         (gradients, state, logs), tapped = self._step(*arguments)
+        gradients, coefficient = weighed(self._plan, gradients, coefficient)
         return (self._accumulator.add(accumulated, gradients, coefficient), state, logs), tapped
 
     def first_records(self) -> Any:

@@ -40,6 +40,7 @@ from millrace.programs.steps.loop import (
     run_until_halted,
     unless,
 )
+from millrace.programs.steps.loss_weights import weighed_by_loss
 from millrace.programs.steps.offload import fetched, fetched_after
 from millrace.programs.steps.own_step import check_whole
 from millrace.programs.steps.program import FACTOR, INDEX, Program
@@ -66,7 +67,9 @@ class ProgramBuilder:
         self._model, self._plan = model, plan
         begin = time.perf_counter()
         make = OneReplica if plan.replicas == 1 else Rounds
-        self._steps: OneReplica | Rounds = make(model, plan, state)
+        self._steps: OneReplica | Rounds = weighed_by_loss(
+            model, plan, lambda plan: make(model, plan, state)
+        )
         self.trace_seconds = time.perf_counter() - begin
         self.taps_values = self._steps.taps_values
         self.form = choose_loop_form(plan.mode, plan.group.platform, self._steps.primitives)

@@ -153,17 +153,16 @@ def check_model(
 def check_micro_batch(
     name: str, micro_batch: int | str, is_pipelined: bool, spans_processes: bool
 ) -> None:
-    """Refuses to divide the batches of a pipeline, and to choose a number in several processes.
+    """Refuses to choose the rows of parts for a pipeline, and in several processes.
 
     Raises:
         UnsupportedError: with what to set instead.
     """
-    if is_pipelined and micro_batch != "whole":
+    if is_pipelined and micro_batch == "auto":
         raise UnsupportedError(
-            f"{name!r} is pipelined: its micro-batches are the batches of fit, and "
-            f"micro_batch={micro_batch!r} cannot divide them. Set micro_batch='whole', give fit a "
-            "smaller batch_size, and raise gradient_accumulation_steps_per_replica in "
-            "set_pipelining_options() as much."
+            f"{name!r} is pipelined, and micro_batch='auto' chooses for models in one piece. Set "
+            "micro_batch to a number of rows; strategy.memory_report() tells the bytes that a "
+            "number takes."
         )
     if spans_processes and micro_batch == "auto":
         raise UnsupportedError(
@@ -193,7 +192,8 @@ def check_synchronized(model: keras.Model, options: Options, is_pipelined: bool)
             f"micro_batch={accumulation.micro_batch!r} divides batches. Set micro_batch='whole', "
             "and model.set_recomputation_options(budget=...) to take less memory."
         )
-    reduction, means = accumulation.reduction, (Reduction.MEAN, Reduction.RUNNING_MEAN)
+    reduction = accumulation.reduction
+    means = (Reduction.AUTO, Reduction.MEAN, Reduction.RUNNING_MEAN)
     if accumulation.synchronized_statistics and accumulation.steps > 1 and reduction not in means:
         raise UnsupportedError(
             f"synchronized_batch_statistics=True computes the {accumulation.steps} micro-batches "

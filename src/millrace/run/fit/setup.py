@@ -181,7 +181,7 @@ class Setup:
         own = self.options.pipelining.accumulation
         if own is None or (self.stages.assignment() is None and self.model.built):
             return self.options.accumulation
-        return own
+        return replace(own, micro_batch=self.options.accumulation.micro_batch)
 
     @property
     def shares_statistics(self) -> bool:

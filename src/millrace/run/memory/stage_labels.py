@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from millrace._compat.jaxpr import Graph, scope
 from millrace._compat.keras_layers import layer_names
+from millrace.programs.steps.accumulate import LOSS_WEIGHT
 from millrace.programs.steps.state import State
 from millrace.run.memory.labels import (
     ModelVariables,
@@ -134,8 +135,8 @@ class StageLabels(ProgramLabels):
         if kind == "weights":
             return [self._slot(Slot("trainable", weight)) for weight in stage.trainable]
         if kind in ("accumulated", "gradients"):
-            paths = self._variables.paths("trainable")
-            names = [f"accumulated {paths[weight]}" for weight in stage.trainable]
+            paths = [*self._variables.paths("trainable"), LOSS_WEIGHT.path]
+            names = [f"accumulated {paths[weight]}" for weight in stage.accumulated]
             return [self._variables.label("accumulated", name) for name in names]
         if kind in ("fixed", "changing"):
             return list(map(self._slot, state_groups(stage)[kind == "changing"]))

@@ -202,17 +202,15 @@ def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport)
         sum(stage.temporaries + stage.in_flight for stage in device.stages)
         for device in report.devices
     )
-    is_pipelined = setup.stages.assignment() is not None
     in_force = setup.options.accumulation.micro_batch
     now = batches.spec.rows
-    if isinstance(in_force, int) and not is_pipelined:
+    if isinstance(in_force, int):
         now = min(in_force, now)
     rows, factor = now, 2
     while rows % factor == 0:
         # At best, all values that grow with the rows shrink with them.
         if scaling * (factor - 1) >= _excess(report) * factor or rows == factor:
-            make = _divided_pipeline if is_pipelined else _micro_batch
-            candidates.append(make(setup, batches, factor if is_pipelined else rows // factor))
+            candidates.append(_micro_batch(setup, batches, rows // factor))
         factor *= 2
     return candidates
 
@@ -220,23 +218,6 @@ def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport)
 def _micro_batch(setup: Setup, batches: Batches, rows: int) -> Candidate:
     code = f"model.set_gradient_accumulation_options(micro_batch={rows})"
     return Candidate(code, _with(setup, "accumulation", micro_batch=rows), batches)
-
-
-def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
-    """Returns smaller micro-batches of a pipeline, which are the batches of fit."""
-    spec = batches.spec
-    rows = spec.rows // factor
-    steps = (setup.options.pipelining.steps or 1) * factor
-    options = _with(setup, "pipelining", steps=steps)
-    code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
-    per_execution = batches.per_execution
-    if per_execution > 1:
-        per_execution *= factor
-        of_one = per_execution // setup.rules.replicas_as_one(setup)
-        code += f"; model.compile(..., steps_per_execution={of_one})"
-    code += f"; model.fit(..., batch_size={rows})"
-    per_epoch = None if batches.per_epoch is None else batches.per_epoch * factor
-    return Candidate(code, options, Batches(spec.of_rows(rows), per_execution, per_epoch))
 
 
 def _more_stages(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:

@@ -150,10 +150,13 @@ class StageBuilder:
         """
         run = as_function(graph)
         add = self.stages.accumulator(self.stages.split.stages[index]).add
+        values = self.stages.split.loss_values
 
         def adding(*arguments: Any) -> Any:
             *lists, accumulated, coefficient = arguments
             returned, gradients = _cut(run(*itertools.chain(*lists)), [returns])
+            if values is not None:  # gradients are of the loss times the share that counts
+                coefficient = coefficient * values
             tapped = self.stages.taps.of_gradients(index, gradients)
             return returned, add(accumulated, gradients, coefficient), *tapped
 

@@ -30,7 +30,7 @@ class Slot:
     """One value of a step's inputs or outputs: its role, and its index within the role."""
 
     role: str  # in: "trainable", "non_trainable", "optimizer", "metric", "batch"
-    index: int  # out: "loss", "non_trainable", "metric", "result", "tap"
+    index: int  # out: "loss", "non_trainable", "metric", "result", "tap", "share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,13 @@ class Stage:
     new_state: tuple[Slot, ...]
     results: tuple[int, ...]  # leaves of the step's result: logs or predictions
     taps: tuple[int, ...]  # leaves of the step's tapped values
+    # Whether it ends with the share of values that its loss counts: those of a mask, or of weights.
+    has_share: bool = False
+
+    @property
+    def accumulated(self) -> tuple[int, ...]:
+        """The weights whose gradients it adds up, and -1 for the weights of micro-batches."""
+        return (*self.trainable, *[-1] * self.has_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class Split:
     owners: Mapping[Slot, int]  # the stage at which a value of the state lives
     result: SpecTree  # of the step
     taps: Tapped  # specs of the values that the step taps
+    loss_values: float | None = None  # of each row; None where losses do not weigh
 
 
 NO_TAPPED = Tapped()
@@ -89,6 +97,7 @@ def split(
     marks: Marks,
     describe: Callable[[Slot], str],
     taps: Tapped = NO_TAPPED,
+    loss_values: float | None = None,
 ) -> Split:
     """Cuts a step into stages.
 
@@ -100,6 +109,7 @@ def split(
         marks: the meaning of its scopes.
         describe: returns a name for a value of the state, for messages.
         taps: specs of the outputs that are tapped values.
+        loss_values: as in `Split`.
 
     Raises:
         ModelError: if its stages cannot run as a pipeline.
@@ -117,7 +127,7 @@ def split(
     numbers = {var: number for number, var in enumerate(values)}
     # A stage may be empty: one of Dropout alone computes nothing in evaluation.
     stages = tuple(flow.stage(index, numbers) for index in range(marks.num_stages))
-    return Split(stages, tuple(values.values()), _owners(stages), result, taps)
+    return Split(stages, tuple(values.values()), _owners(stages), result, taps, loss_values)
 
 
 class _StepFlow:
@@ -187,7 +197,8 @@ class _StepFlow:
         results = [slot for slot in own if slot.role == "result"]
         taps = [slot for slot in own if slot.role == "tap"]
         loss = [slot for slot in own if slot.role == "loss"]
-        outvars = sent + [own[slot] for slot in (*loss, *new_state, *results, *taps)]
+        share = [slot for slot in own if slot.role == "share"]
+        outvars = sent + [own[slot] for slot in (*loss, *new_state, *results, *taps, *share)]
         effects = [
             equation
             for equation, stage in zip(self._graph.equations, self._stages, strict=True)
@@ -212,6 +223,7 @@ class _StepFlow:
             new_state=tuple(new_state),
             results=tuple(slot.index for slot in results),
             taps=tuple(slot.index for slot in taps),
+            has_share=bool(share),
         )
 
     def _is_output_of(self, slot: Slot, var: Var | Literal, index: int) -> bool:

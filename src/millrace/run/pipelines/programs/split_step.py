@@ -11,7 +11,9 @@ from millrace._compat.jaxpr import trace
 from millrace._compat.keras_steps import compute_forward
 from millrace.base.options import NO_TAPS, TapRequest
 from millrace.base.pytrees import ArrayTree, SpecTree
+from millrace.errors import ModelError
 from millrace.programs.plan import Mode
+from millrace.programs.steps.loss_weights import Losses, report, with_divisors
 from millrace.programs.steps.own_step import OwnStep, is_own_step
 from millrace.programs.steps.state import State, as_lists, from_step, variable_text
 from millrace.programs.steps.step import logs_follow_from_metrics
@@ -31,6 +33,8 @@ def split_step(
     batch: SpecTree,
     each_step: bool,
     taps: TapRequest = NO_TAPS,
+    weighs: bool = False,
+    is_part: bool = False,
 ) -> Split:
     """Traces the forward of one step and cuts it.
 
@@ -44,6 +48,8 @@ def split_step(
         batch: specs of one batch.
         each_step: whether every step returns logs, not only the last.
         taps: the requested statistics of layer outputs.
+        weighs: whether micro-batches weigh what their loss divides by.
+        is_part: whether the batch is a part of another one.
 
     Raises:
         ModelError: if the stages cannot be run as a pipeline.
@@ -52,11 +58,14 @@ def split_step(
         each_step or not logs_follow_from_metrics(model, mode)
     )
 
+    losses = Losses(taps=weighs)
+
     def step(state: State, batch: ArrayTree) -> dict[str, Any]:
         if mode is Mode.TRAIN and is_own_step(model):
-            loss, new, result = OwnStep(model, state, batch).forward(state, batch)
+            loss, new, result = OwnStep(model, state, batch, losses).forward(state, batch)
         else:
-            loss, new, result = compute_forward(model, mode.value, as_lists(state, mode), batch)
+            with losses.noticed():
+                loss, new, result = compute_forward(model, mode.value, as_lists(state, mode), batch)
             new = from_step(new, state, model, mode)
         if mode is not Mode.PREDICT and not wants_logs:
             result = None
@@ -64,8 +73,10 @@ def split_step(
         return {"loss": loss, "result": result, **changed}
 
     def tapped_step(state: State, batch: ArrayTree) -> dict[str, Any]:
-        outputs, tapped = collecting(step)(state, batch)
-        return {**outputs, "tap": tapped}
+        (outputs, divisors), tapped = collecting(with_divisors(step))(state, batch)
+        # As a share of the values: as a cotangent, it must not leave the range of float16.
+        shares = [d / n for d, n in zip(divisors[:1], losses.sizes, strict=False)]
+        return {**outputs, "tap": tapped, "share": shares}
 
     # Inside the marks: statistics belong to the stage of their layer.
     with (
@@ -74,6 +85,13 @@ def split_step(
         activations_tapped(model, taps),
     ):
         graph, specs = trace(tapped_step, state, batch)
+    report(losses)
+    if is_part and losses.sums:
+        raise ModelError(
+            f"A loss of {model.name!r} is a sum over the rows of a batch (reduction='sum'), and "
+            "micro_batch divides its batches among the stages, whose gradients are averaged. Set "
+            "reduction='sum_over_batch_size', or micro_batch='whole'."
+        )
     inputs = [Slot(role, index) for role, values in state.items() for index in range(len(values))]
     inputs += [Slot("batch", index) for index in range(len(jax.tree.leaves(batch)))]
     outputs = [
@@ -84,6 +102,7 @@ def split_step(
     return split(
         graph, inputs, outputs, specs["result"], marks,
         lambda slot: variable_text(model, slot.role, slot.index), specs["tap"],
+        losses.sizes[0] / jax.tree.leaves(batch)[0].shape[0] if weighs else None,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import keras
 from millrace._compat.jaxpr import trace
 from millrace.errors import ModelError
 from millrace.programs.plan import Plan
-from millrace.programs.steps.accumulate import make_accumulator
+from millrace.programs.steps.accumulate import LOSS_WEIGHT, make_accumulator
 from millrace.programs.steps.state import State
 from millrace.programs.steps.step import PendingUpdate, apply_gradients
 from millrace.programs.taps.taps import collecting
@@ -26,9 +26,10 @@ from millrace.run.pipelines.programs.stage_taps import (
 def contributions(split: Split) -> list[tuple[int, int]]:
     """Returns (stage, weight) for each gradient that the stages accumulate, in a fixed order.
 
-    A weight used by several stages has a gradient at each of them.
+    A weight used by several stages has a gradient at each of them. Weight -1 stands for the weights
+    of micro-batches.
     """
-    return [(stage.index, weight) for stage in split.stages for weight in stage.trainable]
+    return [(stage.index, weight) for stage in split.stages for weight in stage.accumulated]
 
 
 def split_stage_update(model: keras.Model, plan: Plan, split: Split, specs: State) -> SplitUpdate:
@@ -41,7 +42,8 @@ def split_stage_update(model: keras.Model, plan: Plan, split: Split, specs: Stat
         specs: of the state of one replica.
     """
     taps = plan.taps
-    accumulator = make_accumulator(model.trainable_variables, plan.accumulation)
+    weighs = [LOSS_WEIGHT] * (split.loss_values is not None)
+    accumulator = make_accumulator([*model.trainable_variables, *weighs], plan.accumulation)
     zeros = jax.eval_shape(accumulator.zeros)
     gradient_homes = contributions(split)
     _check_shared(model, gradient_homes)
@@ -85,7 +87,8 @@ def split_stage_update(model: keras.Model, plan: Plan, split: Split, specs: Stat
     ]
     homes = {slot: split.owners.get(slot, last) for slot in _slots("trainable", trainable)}
     for number, (_, weight) in enumerate(gradient_homes):
-        homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
+        if weight >= 0:  # else all stages take it, as they take the scale
+            homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
     homes.update(homes_of(tapped))
     return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
 

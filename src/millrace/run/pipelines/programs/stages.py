@@ -20,7 +20,13 @@ from millrace.base.pytrees import Layout, LayoutTree, Spec, SpecTree
 from millrace.programs.plan import Mode, Plan
 from millrace.programs.replicas.placement import layout_of
 from millrace.programs.replicas.reduce import GradientReduction
-from millrace.programs.steps.accumulate import Accumulator, make_accumulator
+from millrace.programs.steps.accumulate import (
+    LOSS_WEIGHT,
+    Accumulated,
+    Accumulator,
+    make_accumulator,
+)
+from millrace.programs.steps.loss_weights import weighed_by_loss
 from millrace.programs.steps.offload import with_host_layouts
 from millrace.programs.steps.program import Program, batch_specs
 from millrace.programs.steps.state import State
@@ -78,15 +84,18 @@ class Stages:
     def accumulator(self, stage: Stage) -> Accumulator:
         """Returns the accumulator of the gradients of a stage's weights."""
         variables = [self.trainable[index] for index in stage.trainable]
-        optimizer = self.model.optimizer
-        accumulator = make_accumulator(variables, self.plan.accumulation)
+        optimizer, number = self.model.optimizer, len(variables)
+        accumulator = make_accumulator(self.accumulated(stage), self.plan.accumulation)
 
         def add(accumulated: Arrays, gradients: Arrays, coefficient: jax.Array) -> Arrays:
-            return accumulator.add(
-                accumulated, prepared(optimizer, gradients, variables), coefficient
-            )
+            own = prepared(optimizer, gradients[:number], variables)
+            return accumulator.add(accumulated, [*own, *gradients[number:]], coefficient)
 
         return replace(accumulator, add=add)
+
+    def accumulated(self, stage: Stage) -> list[Accumulated]:
+        """Returns the variables of what a stage accumulates."""
+        return [LOSS_WEIGHT if k < 0 else self.trainable[k] for k in stage.accumulated]
 
     def slot(self, slot: Slot) -> Spec:
         """Returns the spec of a value of the state."""
@@ -143,7 +152,14 @@ def trace_stages(
         state: specs of the state of one replica.
     """
     batch = batch_specs(plan.batch)
-    split = split_step(model, plan.mode, calls, marks, state, batch, plan.step_logs, plan.taps)
+
+    is_part = plan.mode is Mode.TRAIN and plan.accumulation.micro_batch != "whole"
+
+    def traced(plan: Plan) -> Split:
+        of_step = (plan.step_logs, plan.taps, plan.weighs_losses, is_part)
+        return split_step(model, plan.mode, calls, marks, state, batch, *of_step)
+
+    split = weighed_by_loss(model, plan, traced, is_part)
     platform = plan.group.platform
 
     def passes(stage: int) -> Passes:
@@ -183,8 +199,10 @@ class StageLayouts:
         if self.replicas == 1 and not moves(stages.plan):
             return None
         if slot.role == "gradient":
-            _, weight = contributions(stages.split)[slot.index]
-            reduction = GradientReduction([stages.trainable[weight]], plan)
+            source, weight = contributions(stages.split)[slot.index]
+            own = stages.split.stages[source]
+            variable = stages.accumulated(own)[own.accumulated.index(weight)]
+            reduction = GradientReduction([variable], plan)
             if self.replicas == 1:
                 return reduction.host_layouts[0]
             return jax.sharding.NamedSharding(plan.group.mesh, reduction.specs[0])
@@ -220,9 +238,8 @@ class StageLayouts:
 
     def reduction(self, index: int) -> GradientReduction:
         """Returns the reduction of a stage's gradients over replicas."""
-        plan, weights = self.plans[index], self._stages.split.stages[index].trainable
-        accumulates = plan.mode is Mode.TRAIN
-        variables = [self._stages.trainable[weight] for weight in weights if accumulates]
+        plan, stage = self.plans[index], self._stages.split.stages[index]
+        variables = self._stages.accumulated(stage) if plan.mode is Mode.TRAIN else []
         return GradientReduction(variables, plan)
 
     def sums(self, index: int) -> list[Layout] | None:

@@ -16,8 +16,9 @@ import numpy as np
 from millrace.base.interrupts import raise_if_interrupted, uninterrupted
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.statistics import PipelineStatistics
+from millrace.errors import TapError
 from millrace.programs.feeds.block import BlockSlice
-from millrace.programs.plan import Mode
+from millrace.programs.plan import BatchSpec, Division, Mode
 from millrace.programs.steps.state import State
 from millrace.programs.taps.entries import CallResult
 from millrace.run.compiled_loop.protocol import ExecutionSteps, Halted, TapSink
@@ -32,6 +33,7 @@ from millrace.run.pipelines.runtime.micro_batches import (
     Shape,
     micro_batches,
     next_update,
+    steps_of,
 )
 from millrace.run.pipelines.runtime.shapes import Shapes
 from millrace.run.pipelines.runtime.stage_state import StageState
@@ -120,7 +122,9 @@ class PipelineRunner:
         self.steps_done = 0
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.update_steps if trains else 1
-        remaining = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
+        remaining = micro_batches(
+            slices, lambda spec: self._shapes.of(spec, state), self._division, self._replicas
+        )
         while True:
             begin = time.perf_counter()
             batches = next_update(remaining, size)
@@ -137,10 +141,22 @@ class PipelineRunner:
             run = self._update if trains else self._forward
             self.steps_done = None
             results += run(batches, self._values)
-            self.steps_done = steps = steps + sum(batch.steps for batch in batches)
+            self.steps_done = steps = steps + steps_of(batches)
             if self._taps.halted is not None:
                 break
         return self._received(results), steps
+
+    def _division(self, spec: BatchSpec) -> Division:
+        division = self._shapes.division(spec)
+        if division.parts > 1 and self._plan.tapped:
+            raise TapError(
+                f"micro_batch={self._plan.accumulation.micro_batch} makes several micro-batches of "
+                "a batch, and a callback, an outfeed layer or the optimizer takes values of each. "
+                "Set micro_batch='whole' in set_gradient_accumulation_options(), and give fit a "
+                "smaller batch_size with a larger gradient_accumulation_steps_per_replica in "
+                "set_pipelining_options()."
+            )
+        return division
 
     def _received(self, results: list[CallResult]) -> list[CallResult]:
         """Waits for what other processes send of some results: an error of theirs ends this run."""
@@ -215,8 +231,9 @@ class PipelineRunner:
                     tasks.run(task)
                 if measurement is not None:
                     measured.add(task, begin)
-                if task.kind is Pass.FORWARD and task.stage == self._last:
-                    number = task.micro_batch
+                number = task.micro_batch
+                is_last = task.kind is Pass.FORWARD and task.stage == self._last
+                if is_last and batches[number].ends:
                     call_results += self._call_results(
                         tasks.results[number], batches[number], state
                     )
@@ -231,7 +248,7 @@ class PipelineRunner:
         if self._spans_processes:
             # If another process has failed, these are errors, and must not become weights.
             self._wait(sums, 0)
-        self._reduce_replicas(first, sums, sum(each.steps for each in batches))
+        self._reduce_replicas(first, sums, steps_of(batches))
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES

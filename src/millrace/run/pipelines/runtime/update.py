@@ -151,7 +151,7 @@ class StageUpdate:
 
         Args:
             state: gets the new weights and optimizer state.
-            sums: accumulated gradients, by stage and in the order of `Stage.trainable`; none of a
+            sums: accumulated gradients, by stage and in the order of `Stage.accumulated`; none of a
                 stage in another process.
             scale: factor for all gradients.
         """
@@ -160,7 +160,7 @@ class StageUpdate:
         for stage, gradients in zip(self._builder.stages.split.stages, sums, strict=True):
             for position, array in enumerate(gradients):
                 values[Slot("gradient", number + position), None] = array
-            number += len(stage.trainable)
+            number += len(stage.accumulated)
         values.update(self._moves.run("begin", values, state))
         probes, self.tapped = [], []
         for name in UPDATE_PARTS:

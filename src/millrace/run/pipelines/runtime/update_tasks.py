@@ -33,7 +33,8 @@ class UpdateTasks:
         self._is_running = self._reduction.is_running
         shape = micro_batches[0].shape  # of a full micro-batch: only the last ones are smaller
         self._weights = [
-            weight_of(self._reduction, each.shape.rows, shape.rows) for each in micro_batches
+            weight_of(self._reduction, each.shape.rows, shape.rows, each.share)
+            for each in micro_batches
         ]
         # Converted once: a task costs the time of its dispatch.
         self._coefficients = list(map(np.float32, self._weights))
