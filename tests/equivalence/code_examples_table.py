@@ -33,8 +33,8 @@ PAGE = HERE.parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- code examples: begin -->", "<!-- code examples: end -->"
 # A part of an error, and what the table says of it.
 REASONS = {
-    "updates the weights at every step": "a `train_step` of its own makes its own updates",
-    "runs the whole model at once": "a `train_step` of its own runs the whole model at once",
+    "does not define call()": "no `call` to cut",
+    "stages update weights alone": "its step moves a copy of the weights",
     "do not support compilation": "layers that Keras cannot compile on JAX",
     "A model of 1 layer calls": "a single layer call",
 }
