@@ -399,10 +399,44 @@ def test_the_stages_of_a_trace_are_saved_as_their_number():
     assert from_json(data, model) == assignment
 
 
+def unnamed(scale=lambda x: x * 2.0, last="last"):
+    """An operation and a nested model whose names Keras numbers."""
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), layers.Dense(4)])
+    x = keras.Input((4,))
+    y = inner(inner(scale(layers.Dense(4)(x))))
+    return keras.Model(x, layers.Dense(1, name=last)(y), name="net")
+
+
+def test_automatic_names_may_have_other_numbers():
+    model, copy = unnamed(), unnamed()
+    stages = [0, 1, 1, 1, 1, 2, 2]
+    data = to_json(set_assignment(model, assigned(model, stages)), model)
+    names = [call[0] for call in data["calls"]]
+    assert names != [call[0] for call in to_json(from_json(data, copy), copy)["calls"]]
+    assert from_json(data, copy).stages == tuple(stages)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: unnamed(lambda x: x + 2.0),  # another operation in the same place
+        lambda: unnamed(lambda x: x * 2.0 * 2.0),
+        lambda: unnamed(last="last_1"),  # a name that the user gave
+    ],
+)
+def test_other_calls_are_refused_whatever_their_numbers(other):
+    model = unnamed()
+    data = to_json(set_assignment(model, assigned(model, [0, 1, 1, 1, 1, 2, 2])), model)
+    with pytest.raises(OptionError, match="another model than 'net'"):
+        from_json(data, other())
+
+
 def test_saved_stages_of_another_model_are_refused():
     model = sequential()
     data = to_json(set_assignment(model, [0, 0, 1, 1]), model)
-    with pytest.raises(OptionError, match=r"another model.*layer 'd3' \(node index 0\). Call set"):
+    with pytest.raises(
+        OptionError, match=r"another model.*layer 'd3' \(node index 0\). Remove millrace.json"
+    ):
         from_json(data, sequential(3))
     model.pop()
     with pytest.raises(PlanError):

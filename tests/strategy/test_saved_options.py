@@ -6,6 +6,7 @@ import zipfile
 import keras
 import pytest
 
+import millrace
 from millrace.api.strategy.saving import OPTIONS_FILE, load_options
 from millrace.base.options import Options
 from millrace.errors import OptionError
@@ -71,17 +72,67 @@ def test_a_stage_far_beyond_the_others(model, tmp_path):
         load_options(model._millrace, str(tmp_path))
 
 
+def with_options(path, options):
+    """Returns a copy of a file with these bytes as its options, or without them for None."""
+    changed = path.with_stem("changed")
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(changed, "w") as copy:
+        for name in whole.namelist():
+            content = options if name.endswith(OPTIONS_FILE) else whole.read(name)
+            if content is not None:
+                copy.writestr(name, content)
+    return changed
+
+
 def test_load_model_raises_it_as_it_is(strategy, model, tmp_path):
     model.save(tmp_path / "whole.keras")
-    with (
-        zipfile.ZipFile(tmp_path / "whole.keras") as whole,
-        zipfile.ZipFile(tmp_path / "damaged.keras", "w") as damaged,
-    ):
-        for name in whole.namelist():
-            is_ours = name.endswith(OPTIONS_FILE)
-            damaged.writestr(name, b'{"feed": "\xff"}' if is_ours else whole.read(name))
+    damaged = with_options(tmp_path / "whole.keras", b'{"feed": "\xff"}')
     with (
         strategy.scope(),
         pytest.raises(OptionError, match=f"^{OPTIONS_FILE}, .*utf-8.* byte\\. Save"),
     ):
-        keras.saving.load_model(tmp_path / "damaged.keras")
+        keras.saving.load_model(damaged)
+
+
+@keras.saving.register_keras_serializable("test_saved_options")
+class Net(keras.Model):
+    """A graph that the constructor builds, with an operation that Keras names."""
+
+    factors = (2.0,)
+
+    def __init__(self, **kwargs):
+        x = keras.Input((4,))
+        y = keras.layers.Dense(4, name="first")(x)
+        for factor in self.factors:
+            y = y * factor
+        super().__init__(x, keras.layers.Dense(1, name="last")(y), **kwargs)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+@pytest.fixture
+def saved_net(tmp_path):
+    strategy = millrace.Strategy(devices="cpu:2")
+    with strategy.scope():
+        net = Net()
+    net.set_pipeline_stage_assignment("auto", num_stages=2)
+    net.save(tmp_path / "net.keras")
+    stages = [call.pipeline_stage for call in net.get_pipeline_stage_assignment()]
+    return strategy, tmp_path / "net.keras", stages
+
+
+def test_stages_return_to_a_graph_that_is_built_anew(saved_net):
+    strategy, path, stages = saved_net
+    with strategy.scope():
+        loaded = keras.saving.load_model(path)
+    assert [call.pipeline_stage for call in loaded.get_pipeline_stage_assignment()] == stages
+
+
+def test_a_class_that_has_changed_loads_without_the_options(saved_net, monkeypatch):
+    strategy, path, _ = saved_net
+    monkeypatch.setattr(Net, "factors", (2.0, 3.0))
+    with strategy.scope(), pytest.raises(OptionError, match="'multiply.*Remove millrace.json"):
+        keras.saving.load_model(path)
+    with strategy.scope():
+        loaded = keras.saving.load_model(with_options(path, None))
+    assert loaded.get_pipeline_stage_assignment()[0].pipeline_stage is None

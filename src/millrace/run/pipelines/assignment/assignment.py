@@ -8,6 +8,7 @@ The objects in the list are the user's to change. `Assignment` is frozen, checke
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict, cast
@@ -252,15 +253,42 @@ def from_json(data: AssignmentJson, model: keras.Model) -> Assignment:
     calls = find_calls(model)
     if data["calls"] is None:
         return Assignment(_labels(calls), None, data["num_stages"])
+    names = _names(calls)
     stages = {(name, index): stage for name, index, stage in data["calls"]}
-    if stages.keys() != set(_names(calls)):
-        other = sorted(stages.keys() ^ set(_names(calls)))
+    if stages.keys() != set(names) and _are_renumbered(leaves(calls), list(stages)):
+        stages = dict(zip(names, stages.values(), strict=True))
+    if stages.keys() != set(names):
+        other = sorted(stages.keys() ^ set(names))
         raise OptionError(
             f"The pipeline stages that were saved are for another model than '{model.name}': "
-            f"only one of the two calls layer {other[0][0]!r} (node index {other[0][1]}). Call "
-            "set_pipeline_stage_assignment() on the loaded model."
+            f"only one of the two calls layer {other[0][0]!r} (node index {other[0][1]}). Remove "
+            "millrace.json from its file, a zip archive, load it, and set its stages and options."
         )
-    return assign(calls, [stages[name] for name in _names(calls)])
+    return assign(calls, [stages[name] for name in names])
+
+
+def _are_renumbered(calls: Sequence[LayerCall], saved: Sequence[tuple[str, int]]) -> bool:
+    """Whether the calls differ from those saved in numbers of automatic names only.
+
+    Keras counts automatic names in each process: a class that builds its graph in its constructor
+    calls `multiply` when it is saved, and `multiply_2` when it is loaded.
+    """
+    return len(calls) == len(saved) and all(
+        index == call.node_index and re.fullmatch(_pattern(call), name)
+        for call, (name, index) in zip(calls, saved, strict=True)
+    )
+
+
+def _pattern(call: LayerCall) -> str:
+    """Returns a pattern of the call's name with any numbers in the automatic names of its path."""
+    steps = call.name.split("/")
+    for position, (operation, _) in enumerate(call.path):
+        name = re.sub(r"_\d+$", "", operation.name)
+        rest = re.escape(steps[position].removeprefix(operation.name))
+        is_automatic = name.replace("_", "") == type(operation).__name__.lower()
+        numbered = rf"{name}(_\d+)?" if is_automatic else re.escape(operation.name)
+        steps[position] = numbered + rest
+    return "/".join(steps)
 
 
 def _checked(data: object, model: keras.Model) -> AssignmentJson:
