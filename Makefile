@@ -18,11 +18,12 @@ FAST := "not slow and not gpu and not exhaustive and not targets"
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
+# --no-deps, since pip would ask for the tensorflow-text that pyproject.toml leaves out.
 $(READY): requirements/dev.txt pyproject.toml millrace-ipu/pyproject.toml
 	@test -d $(VENV) || $(PY) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "$(PY) cannot make a virtual environment: apt-get install python3-venv, then again"; exit 1; }
 	@echo "installing $$(grep -c == requirements/dev.txt) packages into $(VENV), which takes some minutes ..."
-	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@touch $@
 
@@ -56,14 +57,14 @@ test-next:  ## the tests on the next Keras and the newest JAX for the python3 at
 
 test-sources:  ## the tests that read from tensorflow and torch, with both installed (1 GB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources
-	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/sources.txt
+	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements/sources.txt
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/millrace_ipu/tf_standin/test_real_data.py
 
 test-clusters:  ## the tests on Ray, and on Slurm and Open MPI where they are installed (1 GB)
 	@test -d .venv-clusters || $(PY) -m venv .venv-clusters
-	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check "ray[train]==2.60.0" kubernetes==37.0.2
 	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-clusters/bin/python -m pytest -q -rs tests/test_clusters.py
@@ -106,7 +107,7 @@ peers: $(READY)  ## against Keras 3.15 and 3.16, Keras on torch, torch's pipelin
 	@test -d .venv-peers-next || $(PY) -m venv .venv-peers-next
 	@.venv-peers-next/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/next.txt
 	@test -d .venv-peers-torch || $(PY) -m venv .venv-peers-torch
-	@.venv-peers-torch/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@.venv-peers-torch/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@.venv-peers-torch/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
 	@$(BIN)/python benchmarks/peers.py $(PEERS) \
 	  --next-python .venv-peers-next/bin/python --torch-python .venv-peers-torch/bin/python
