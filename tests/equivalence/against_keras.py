@@ -7,6 +7,11 @@
     accumulated   ACCUMULATION steps make an update       an optimizer that accumulates as many
     cut           as accumulated, in two stages of        the same as for `accumulated`
                   equal cost, each on its own device
+    budget        recomputes within 0.8 of its memory     the same as for `one piece`
+    resumed       after the first epoch a new model goes  the same as for `one piece`
+                  on from a checkpoint
+    replicas      two, each with its own batch            the same as for `accumulated`
+    parts         each batch in parts of two rows         the same as for `one piece`
 
 An optimizer of Keras that accumulates takes the mean of the gradients of its steps, as millrace
 does for steps of equal size; it counts schedules, averages of weights and clipping differently, so
@@ -18,6 +23,7 @@ What millrace refuses is a Refusal with its error. Nothing here judges: tests an
               tests here hold below 1e-6
     updates   norm of the difference of all trained weights, over the norm of what training changed
               in them. After a small change much of it is the rounding of weights to float32
+    same answers  whether the trained models answer `ask` alike
 
 Deep models blow rounding up, so that no two programs of one model agree. Which of them is nearer to
 the truth is measured by `reference`: plain Keras in float64, without the random numbers of dropout.
@@ -25,6 +31,7 @@ the truth is measured by `reference`: plain Keras in float64, without the random
 
 import gc
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,10 +43,13 @@ import numpy as np
 import pipeline_cases as pipes
 from accumulated_by_hand import accumulate_by_hand
 
+import millrace
 from millrace.errors import MillraceError
 
 ACCUMULATION = 2
 WAYS = ("one piece", "accumulated", "cut")
+MORE_WAYS = ("budget", "resumed")
+WITHOUT_DROPOUT = ("replicas", "parts")  # which draw other random numbers
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Subject:
     by_hand: whether accumulation is compared with a loop of hand in place of an optimizer of Keras
         that accumulates: for clipping, schedules and averages, and optimizers that cannot. A
         function makes each batch of a model be so many batches of one update.
+    ask: what the trained model is asked: what it generates, for one.
     """
 
     name: str
@@ -66,6 +77,7 @@ class Subject:
     fit: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "float32"
     by_hand: bool | Callable[[keras.Model, int], keras.Model] = False
+    ask: Callable[[keras.Model], np.ndarray | None] = lambda model: None
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,7 @@ class Trained:
     trainable: list[np.ndarray]
     others: list[np.ndarray]  # statistics, seeds, and all else that layers hold
     seconds: float  # of fit, with tracing and compiling
+    answer: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,7 @@ class Comparison:
     updates: float
     seconds: float
     seconds_of_keras: float
+    same_answers: bool
     stages: tuple[int, ...] = ()  # layer calls on each
     cut_at: str = ""  # the first layer call of stage 1, in execution order
 
@@ -110,7 +124,7 @@ def compare(
     # Equal seeds gave weights that differ in the last bit, once in a long run.
     weights = _built(subject).get_weights()
     for way in ways:
-        steps = 1 if way == "one piece" else ACCUMULATION
+        steps = ACCUMULATION if way in ("accumulated", "cut", "replicas") else 1
         try:
             under_strategy, cut = train(subject, way, weights)
         except MillraceError as error:
@@ -192,21 +206,42 @@ def train(
     Raises:
         MillraceError: if millrace refuses the model.
     """
-    with pipes.strategy(2 if way == "cut" else 1).scope():
+    with pipes.strategy(2 if way in ("cut", "replicas") else 1).scope():
         model = _built(subject, weights)
     steps = 1
     if way == "cut":
         model.set_pipeline_stage_assignment("auto", num_stages=2)
-    if way != "one piece":
+    if way == "parts":
+        model.set_gradient_accumulation_options(micro_batch=2)
+    if way == "budget":
+        model.set_recomputation_options(budget=0.8)
+    if way in ("accumulated", "cut"):
         steps = ACCUMULATION
         options = {"gradient_accumulation_steps_per_replica": steps}
         if way == "cut":
             model.set_pipelining_options(**options)
         else:
             model.set_gradient_accumulation_options(**options)
+    steps = 2 if way == "replicas" else steps
     model.compile(**{"steps_per_execution": steps, **subject.compile()})
-    trained = _fit(subject, model)
+    trained = _fit(subject, model) if way != "resumed" else _resume(subject, model)
     return trained, cut_of(model) if way == "cut" else {}
+
+
+def _resume(subject: Subject, model: keras.Model) -> Trained:
+    """Trains the first epoch, and what is left from its checkpoint with a model made anew."""
+    start = model.get_weights()
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = millrace.callbacks.Checkpoint(folder, async_save=False)
+        fit = {**subject.fit, "callbacks": [checkpoint]}
+        first = _fit(replace(subject, epochs=1, fit=fit, ask=lambda model: None), model)
+        with pipes.strategy(1).scope():
+            model = _built(subject, start)
+        model.compile(**subject.compile())
+        checkpoint = millrace.callbacks.Checkpoint(folder, async_save=False)
+        trained = _fit(replace(subject, fit={**subject.fit, "callbacks": [checkpoint]}), model)
+    history = {name: first.history[name] + trained.history[name][-1:] for name in first.history}
+    return replace(trained, history=history)
 
 
 def cut_of(model: keras.Model) -> dict[str, Any]:
@@ -237,10 +272,11 @@ def _fit(subject: Subject, model: keras.Model) -> Trained:
     arguments = {"batch_size": subject.batch_size, "epochs": subject.epochs, **subject.fit}
     history = model.fit(**subject.data(), **arguments, verbose=0).history
     seconds = time.perf_counter() - began
+    answer = subject.ask(model)
     values = _values(model.trainable_variables), _values(model.non_trainable_variables)
     del model
     gc.collect()
-    return Trained(history, start, *values, seconds)
+    return Trained(history, start, *values, seconds, answer)
 
 
 def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
@@ -265,6 +301,7 @@ def _compared(found: Trained, expected: Trained, cut: dict[str, Any]) -> Compari
         / distance(expected.trainable, expected.start),
         seconds=found.seconds,
         seconds_of_keras=expected.seconds,
+        same_answers=np.array_equal(found.answer, expected.answer),
         **cut,
     )
 

@@ -131,7 +131,7 @@ def test_stages_return_to_a_graph_that_is_built_anew(saved_net):
 def test_a_class_that_has_changed_loads_without_the_options(saved_net, monkeypatch):
     strategy, path, _ = saved_net
     monkeypatch.setattr(Net, "factors", (2.0, 3.0))
-    with strategy.scope(), pytest.raises(OptionError, match="'multiply.*Remove millrace.json"):
+    with strategy.scope(), pytest.raises(OptionError, match=r"'multiply.*Remove millrace\.json"):
         keras.saving.load_model(path)
     with strategy.scope():
         loaded = keras.saving.load_model(with_options(path, None))

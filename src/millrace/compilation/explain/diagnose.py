@@ -84,6 +84,7 @@ _DERIVED = (
     "steps in unrolled code",
     "values are tapped",
     "recomputation choice",
+    "compiled for its memory only",
     "order of variables",
 )
 _NUMBER = re.compile(r"layer [\d.]+ \(")

@@ -145,6 +145,7 @@ def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]
     yield "recomputation", "off" if recompute is None else "on"
     yield "recomputation budget", None if recompute is None else recompute.budget
     yield "recomputation choice", None if recompute is None else recompute.choice
+    yield "compiled for its memory only", plan.is_trial
     yield "recomputation of whole stages", recompute is not None and recompute.whole_stages
     yield from key_fields(plan.offload)
     for field in fields_of(TapRequest):
