@@ -156,6 +156,18 @@ def vit() -> keras.Model:
     return models.ViTImageClassifier(backbone, num_classes=CLASSES, preprocessor=None)
 
 
+def vit_of_blocks() -> keras.Model:
+    """Calls the blocks of a ViT one by one, as docs/keras_hub.md does to cut between them."""
+    backbone = vit().backbone
+    encoder = backbone.get_layer("vit_encoder")
+    x = backbone.get_layer("vit_patching_and_embedding")(backbone.input)
+    x = encoder.dropout(x)
+    for block in encoder.encoder_layers:
+        x = block(x)
+    scores = keras.layers.Dense(CLASSES)(encoder.layer_norm(x)[:, 0])
+    return keras.Model(backbone.input, scores)
+
+
 def resnet() -> keras.Model:
     backbone = models.ResNetBackbone(
         [8], [3], [8, 16], [1, 1], [1, 2], "basic_block", image_shape=(16, 16, 3)
@@ -173,7 +185,7 @@ DATA: dict[Callable[[], keras.Model], Callable[[], dict[str, Any]]] = {
     **dict.fromkeys((gpt2, gpt_neo_x, opt), next_words_of_texts),
     **dict.fromkeys((gemma, gemma_lora, llama, mistral, mixtral), next_words_of_texts),
     t5: translated,
-    **dict.fromkeys((vit, resnet), pictures),
+    **dict.fromkeys((vit, vit_of_blocks, resnet), pictures),
 }
 GENERATE = (gpt2, gpt_neo_x, opt, gemma, gemma_lora, llama, mistral, mixtral)
 

@@ -15,7 +15,7 @@ pytest.importorskip("keras_hub")
 import models_of_keras_hub as hub
 from keras_hub import models
 
-SLOW = ("bert", "gemma_lora", "t5", "vit")
+SLOW = ("bert", "gemma_lora", "t5", "vit_of_blocks")
 
 
 def assert_as_plain_keras(subject, ways):
@@ -51,6 +51,13 @@ def test_in_all_ways(build):
 )
 def test_replicas_and_parts_of_batches(build):
     assert_as_plain_keras(hub.subject_of(build), WITHOUT_DROPOUT)
+
+
+@pytest.mark.slow
+def test_a_vit_of_blocks_is_cut_between_them():
+    (found,) = compare(hub.subject_of(hub.vit_of_blocks), ["cut"]).values()
+    assert found.losses < 1e-6
+    assert found.cut_at == "transformer_block_2"
 
 
 @pytest.mark.slow
