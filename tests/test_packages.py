@@ -94,6 +94,7 @@ IMPORT = re.compile(
 DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "IPython": "jupyterlab",
+    "keras_hub": "keras-hub",
     "tensorflow": "tensorflow-cpu",
     "jaxlib": "jax",
     "ml_dtypes": "jax",

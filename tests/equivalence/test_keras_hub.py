@@ -69,11 +69,14 @@ def test_mixed_precision():
 
 
 @pytest.mark.slow
-def test_optimizer_state_and_accumulators_are_those_of_the_adapters():
+@pytest.mark.parametrize("is_compiled_first", [False, True])
+def test_optimizer_state_and_accumulators_are_those_of_the_adapters(is_compiled_first):
     with pipes.strategy().scope():
-        model = hub.gemma_lora()
+        model = hub.gemma() if is_compiled_first else hub.gemma_lora()
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
     model.compile(**{**hub.compiled_to_generate(), "optimizer": "adam"})
+    if is_compiled_first:
+        model.backbone.enable_lora(4)
     data = hub.next_words_of_texts()
     report = pipes.strategy().memory_report(model, tuple(data.values()))
     (stage,) = report.devices[0].stages
