@@ -170,7 +170,7 @@ def vit_of_blocks() -> keras.Model:
 
 def resnet() -> keras.Model:
     backbone = models.ResNetBackbone(
-        [8], [3], [8, 16], [1, 1], [1, 2], "basic_block", image_shape=(16, 16, 3)
+        [64], [3], [64], [1], [1], "basic_block", image_shape=(16, 16, 3)
     )
     return models.ResNetImageClassifier(backbone, num_classes=CLASSES, preprocessor=None)
 

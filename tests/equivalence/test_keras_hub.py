@@ -31,6 +31,7 @@ def test_llama_as_it_is(monkeypatch):
     assert_as_plain_keras(subject, ["one piece"])
 
 
+@pytest.mark.filterwarnings("ignore:.*does not support masking:UserWarning")  # T5's own
 @pytest.mark.quick_compiler
 @pytest.mark.parametrize(
     "build",
