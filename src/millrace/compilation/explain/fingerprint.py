@@ -63,6 +63,11 @@ def describe_model(
         mode: of its programs.
         dtype: of gradient accumulators, which may be a function of the user's.
     """
+    return walk_model(model, mode, dtype).description()
+
+
+def walk_model(model: keras.Model, mode: Mode, dtype: object = None) -> Walk:
+    """Returns the walk of `describe_model`, with all that it has found."""
     optimizer = getattr(model, "optimizer", None)
     own = [*model.variables, *model.metrics_variables, *getattr(optimizer, "variables", ())]
     walk = Walk(frozenset(map(id, own)), mode)
@@ -74,7 +79,8 @@ def describe_model(
             walk.label(variable, names[id(variable)], describe=False)
     _write_model(walk, model, "model")
     walk.add(Aspect.OPTION, "dtype", text_of(walk, dtype))
-    return finished(walk)
+    finished(walk)
+    return walk
 
 
 def describe_state(model: keras.Model, mode: Mode) -> tuple[KeyField, ...]:

@@ -43,7 +43,7 @@ _OF_OS = frozenset({"getenv", "getpid", "urandom", "getrandom", "listdir", "scan
 _OF_DATES = frozenset({"now", "today", "utcnow"})
 _OBJECTS = (os.environ, os.environb)
 _BUILTINS = ("open", "input", "id", "hash")
-_KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,12 @@ def write_function(walk: Walk, function: FunctionType, label: str) -> None:
     for name, value in vars(function).items():
         if not name.startswith("__") and name not in NO_EFFECT:
             add(f"attribute `{name}` of {label}", text_of(walk, value))
+
+
+def names_read(function: FunctionType) -> tuple[Names, ...]:
+    """Returns the globals that a function reads, and what it may read of modules it imports."""
+    facts = _facts(function.__code__, False)
+    return *facts.globals, *facts.imports
 
 
 def write_class(walk: Walk, kind: type, label: str) -> None:
@@ -242,10 +248,10 @@ def _gap_along(value: object, names: Names) -> Iterator[str]:
 def _is_unknown(value: object) -> bool:
     if isinstance(value, ModuleType):
         return value.__name__ in _MODULES
-    if isinstance(value, _KINDS) or any(value is each for each in _OBJECTS):
+    if isinstance(value, GENERATORS) or any(value is each for each in _OBJECTS):
         return True
     owner = getattr(value, "__self__", None)
-    if isinstance(owner, _KINDS) or (owner is builtins and value in (open, input, id, hash)):
+    if isinstance(owner, GENERATORS) or (owner is builtins and value in (open, input, id, hash)):
         return True
     module = getattr(value, "__module__", None)
     if not callable(value):

@@ -59,6 +59,7 @@ def text_of(walk: Walk, value: object) -> str:
         return label
     if not walk.count():
         return "..."
+    walk.found.append(value)
     if len(walk.open) == MAX_DEPTH:
         walk.miss(f"values nested {MAX_DEPTH} deep")
         return "..."

@@ -65,7 +65,7 @@ class Walk:
         self.open: list[int] = []  # ids of the objects whose text is being made
         self.searched: set[type] = set()  # library classes, for methods that the user replaced
         self._labels: dict[int, str] = {}
-        self._alive: list[Any] = []  # so that an id means one object
+        self.found: list[Any] = []  # what was seen; alive, so that an id means one object
         self._taken: dict[str, int] = {}
         self._fields: dict[tuple[Aspect, str], KeyField] = {}
         self._gaps: dict[str, None] = {}
@@ -77,7 +77,7 @@ class Walk:
         if label is not None:
             return label
         label = self._labels[id(value)] = self.unique(name)
-        self._alive.append(value)
+        self.found.append(value)
         if describe:
             self.queue.append((value, label))
         return label

@@ -1,6 +1,7 @@
 """The function that Keras's fit loop calls: `logs, state = function(state, execution)`."""
 
 import contextlib
+import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from millrace.base.error_notes import add_note
 from millrace.base.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
 from millrace.base.pytrees import ArrayTree
 from millrace.base.records.tensors import non_finite_data
+from millrace.compilation.explain.constants import Constants
 from millrace.errors import NonFiniteError, RecompilationError
 from millrace.programs.feeds.block import BlockSlice, SpecReader
 from millrace.programs.feeds.blocks import block_of_one, stacked_blocks
@@ -46,6 +48,8 @@ from millrace.run.processes.agreement import own_copy
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
 # the system clears new memory for it. With two steps a value is there before the second one after.
 LIVE_SECONDS, LIVE_STEPS = 0.002, 2
+
+logger = logging.getLogger("millrace")
 
 KerasParts: TypeAlias = Iterable[Iterable[Any]]  # the state as Keras has it
 
@@ -103,6 +107,8 @@ class LoopFunction:
         self._records = ExecutionRecords(controller, mode, self._position)
         self._specs = SpecReader()  # of batches that come one by one
         self._single: BatchSpec | None = None  # of the last one, if it is a block as it is
+        self._constants: Constants | None = None  # of its programs
+        self._looked: tuple[int, int] | None = None  # for changed ones: in which loop and epoch
         self._is_queued = False  # whether taps go into queues, which users read at any time
 
     def __call__(
@@ -126,16 +132,34 @@ class LoopFunction:
                 self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
                 return iterator.logs, state
             self._position.begin(iterator.epoch, iterator.begin)
+            now = self._controller.loop, iterator.epoch
+            looks, self._looked = self._looked != now, now
+            compiled = len(self._log.executables) if looks else 0
             step = iterator.at_hand() if self._runs_again else None
             if step is None:
                 logs, values = self._run(values, iterator.take(), iterator.longest)
             else:
                 logs, values = self._run_step(values, step)
+            if looks:
+                self._look_at_constants(len(self._log.executables) > compiled)
         else:
             check_iterator(self._controller.model, self.mode)
             logs, values = self._run_by_hand(values, self._slices_of(iterator))
         self._metric = values.metric
         return logs, to_keras(values, self.mode)
+
+    def _look_at_constants(self, has_compiled: bool) -> None:
+        """Warns of values that the programs have read, and that have changed since."""
+        model, is_new = self._controller.model, self._controller.totals.notes.is_new
+        if self._constants is None or has_compiled:
+            self._constants = Constants(model, self.mode)
+            for name in self._constants.draws:
+                if is_new(f"drawn: {name} {model.name}"):
+                    logger.warning(_DRAWN, name, self.mode.value, model.name)
+            return
+        for name, old, new in self._constants.changed():
+            if is_new(f"changed: {name} {model.name}"):
+                logger.warning(_CHANGED, name, old, new, self.mode.value, model.name)
 
     def run_batch(self, state: State, batch: ArrayTree) -> tuple[ArrayTree, State]:
         """Runs one batch of arrays, as `train_on_batch` and the like do."""
@@ -444,6 +468,18 @@ class LoopFunction:
         if step_logs:
             return jax.tree.map(lambda leaf: leaf[last.first + last.steps - 1], last.result)
         return last.result
+
+
+_CHANGED = (
+    "%s: changed from %s to %s since the %s function of %r was compiled, which goes on with the "
+    "old value, a constant of its program. Keep it in a keras.Variable that is an attribute of the "
+    "model or a layer, and assign to that; or call compile() again."
+)
+_DRAWN = (
+    "%s: drew random numbers once, when the %s function of %r was compiled, which has the same "
+    "ones in every step. Draw them by keras.random, with a keras.random.SeedGenerator that is an "
+    "attribute of the model or a layer."
+)
 
 
 def _used_rows(call: CallResult) -> ArrayTree:
