@@ -23,6 +23,7 @@ INSPECTION = {
     "InfeedQueue": "(dataset, prefetch_depth=2)",
     "MaybeOutfeedQueue": "(mode='all', filters=None, *, max_bytes=1073741824)",
     "OutfeedQueue": "(mode='all', *, max_bytes=1073741824)",
+    "callbacks.BatchOutputs": "(function)",
     "callbacks.Checkpoint": (
         "(directory, *, every_steps=None, every_seconds=None, keep=3, async_save=True, "
         "deadline_seconds=30.0)"
@@ -117,7 +118,14 @@ METHODS = {
         "max_wait_seconds=None)"
     ),
 }
-CALLBACKS = {"Checkpoint", "NaNWatch", "OutfeedCallback", "OutfeedSummary", "Report"}
+CALLBACKS = {
+    "BatchOutputs",
+    "Checkpoint",
+    "NaNWatch",
+    "OutfeedCallback",
+    "OutfeedSummary",
+    "Report",
+}
 CALLBACKS |= {"TensorStatistics"}
 LAYERS = {"MaybeOutfeed", "Outfeed", "RecomputationCheckpoint"}
 LAYERS |= {"outfeed_queues", "recomputation_checkpoint"}

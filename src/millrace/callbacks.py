@@ -1,5 +1,6 @@
 """Keras callbacks that look into compiled loops."""
 
+from millrace.api.callbacks.batch_outputs import BatchOutputs as BatchOutputs
 from millrace.api.callbacks.checkpoint import Checkpoint as Checkpoint
 from millrace.api.callbacks.nan_watch import NaNWatch as NaNWatch
 from millrace.api.callbacks.outfeed_callback import OutfeedCallback as OutfeedCallback

@@ -25,6 +25,7 @@ from millrace.run.fit.callbacks import (
     LoopCallbackList,
     flat_callbacks,
     looks_at_no_batch,
+    take_outputs,
 )
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.model_functions import KeptFunction
@@ -123,7 +124,10 @@ def callback_list(
         "epochs": arguments.get("epochs", 1),
         "steps": None,
     }
-    if controller.setup.options.asynchronous_callbacks:
+    if mode is Mode.PREDICT:
+        controller.gathers_outputs = not take_outputs(given)
+    is_stepwise = mode is Mode.PREDICT and not controller.gathers_outputs
+    if controller.setup.options.asynchronous_callbacks or is_stepwise:
         if isinstance(given, StepCallbackList):
             return given
         return StepCallbackList(given, controller, add_progbar=verbose != 0, **more)

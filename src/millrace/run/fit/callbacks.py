@@ -73,6 +73,11 @@ def flat_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     return [callbacks]
 
 
+def take_outputs(callbacks: Any) -> bool:
+    """Whether a callback takes the outputs of each batch of `predict`, which then gathers none."""
+    return any(getattr(each, "takes_outputs", False) for each in flat_callbacks(callbacks))
+
+
 def last_ones_last(callbacks: Any) -> Any:
     """Returns the `callbacks` argument of a loop, with those last that begin after all others.
 

@@ -74,6 +74,7 @@ class Controller:
         self.planned: PlannedOptions | None = None  # by the last fit that planned
         self.checkpoints: LoopCheckpoints | None = None  # of the running fit
         self.arguments: Mapping[str, Any] = NO_ARGUMENTS  # of the running fit
+        self.gathers_outputs = True  # in the newest predict
         self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
         self._thread: threading.Thread | None = None  # in which they run

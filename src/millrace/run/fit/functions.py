@@ -97,6 +97,7 @@ class LoopFunction:
         # execution, still on the device, and how many steps a call may run before it returns some.
         self.calls: list[CallResult] = []
         self.chunk = 8
+        self._is_gathered = True  # what the execution returns, in predict
         self.logs: ArrayTree = None  # of the last execution
         self._metric: tuple[Any, ...] = ()  # values of the metrics after it
         is_in_one_piece = assignment is None and setup.replicas == 1
@@ -132,6 +133,7 @@ class LoopFunction:
                 self.resume_metric_parts(())  # of the epoch that ends here: the next begins at 0
                 return iterator.logs, state
             self._position.begin(iterator.epoch, iterator.begin)
+            self._is_gathered = self._controller.gathers_outputs or self.mode is not Mode.PREDICT
             now = self._controller.loop, iterator.epoch
             looks, self._looked = self._looked != now, now
             compiled = len(self._log.executables) if looks else 0
@@ -163,7 +165,7 @@ class LoopFunction:
 
     def run_batch(self, state: State, batch: ArrayTree) -> tuple[ArrayTree, State]:
         """Runs one batch of arrays, as `train_on_batch` and the like do."""
-        spec = self._specs.read(batch)
+        spec, self._is_gathered = self._specs.read(batch), True
         if spec is not self._single:
             return self._run_by_hand(state, self._slices_of(iter((batch,))))
         step = BlockSlice(block_of_one(batch, spec), 0, 1)
@@ -179,11 +181,16 @@ class LoopFunction:
         return (
             controller.functions.running is self
             and controller.functions.recorder is None
-            and not controller.setup.options.asynchronous_callbacks
+            and not self._returns_each_step
             and not (controller.watchers.outfeed.listeners or looks_for_non_finite())
             and totals.records is None
             and totals.operation_trace is None
         )
+
+    @property
+    def _returns_each_step(self) -> bool:
+        """Whether callbacks want the results of every step."""
+        return self._controller.setup.options.asynchronous_callbacks or not self._is_gathered
 
     def _run_step(self, state: State, step: BlockSlice) -> tuple[ArrayTree, State]:
         """Runs one step, as the one before if that is possible."""
@@ -215,7 +222,7 @@ class LoopFunction:
     def _run(
         self, state: State, slices: Iterable[BlockSlice], longest: int
     ) -> tuple[ArrayTree, State]:
-        step_logs = self._controller.setup.options.asynchronous_callbacks
+        step_logs = self._returns_each_step
         runner = self._runner(step_logs)
         self._controller.functions.running = self
         self._log.runs(self._name)
@@ -223,7 +230,8 @@ class LoopFunction:
         self.last.begin(longest)
         slices = self._remembered(slices)
         dispatches = runner.dispatches
-        chunk = self._chunk(step_logs)
+        # A call returns the memory of a whole block, of which a chunk would fill a part.
+        chunk = self._chunk(step_logs and self._is_gathered)
         self._records.begin(runner, longest, state)
         try:
             state, calls = runner.run(state, ExecutionSteps(slices, longest, chunk))
@@ -462,6 +470,8 @@ class LoopFunction:
         return [BlockSlice(block, 0, block.steps) for block in blocks]
 
     def _combine(self, calls: list[CallResult], step_logs: bool) -> ArrayTree:
+        if not self._is_gathered:
+            return jax.tree.map(_no_row, calls[-1].result)
         if self.mode is Mode.PREDICT:
             return _concatenate([(_merged if step_logs else _used_rows)(call) for call in calls])
         last = calls[-1]
@@ -495,6 +505,10 @@ def _used_rows(call: CallResult) -> ArrayTree:
         return leaf[call.first * rows : (call.first + call.steps) * rows]
 
     return jax.tree.map(used, call.result)
+
+
+def _no_row(leaf: jax.Array) -> np.ndarray:
+    return np.empty((0, *leaf.shape[2:]), leaf.dtype)
 
 
 def _merged(call: CallResult) -> ArrayTree:
