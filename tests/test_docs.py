@@ -78,7 +78,7 @@ REFERENCE = {
         "models",
         "options",
     ),
-    *("patches", "versions", "words"),
+    *("patches", "versions", "words", "works_with"),
 }
 GUIDES = [page for page in sorted(ROOT.glob("docs/*.md")) if page.stem not in REFERENCE]
 PROGRAMS = runpy.run_path(str(ROOT / "docs" / "programs.py"))
