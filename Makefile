@@ -55,12 +55,13 @@ test-next:  ## the tests on the next Keras and the newest JAX for the python3 at
 	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
 	@.venv-next/bin/python $(PYTEST) -m $(FAST) $(TESTS)
 
-test-sources:  ## the tests that read from tensorflow and torch, with both installed (1 GB)
+test-sources:  ## the tests with tensorflow, torch, W&B, MLflow, Orbax and others installed (2 GB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements/sources.txt
-	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0
+	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0 \
+	  datasets==5.2.0 orbax-checkpoint==0.11.36 wandb==0.31.0 mlflow-skinny==3.17.2 flax==0.12.8 jax2onnx==0.17.1 onnx==1.23.2
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./millrace-ipu
-	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/millrace_ipu/tf_standin/test_real_data.py
+	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/millrace_ipu/tf_standin/test_real_data.py tests/test_works_with.py
 
 test-clusters:  ## the tests on Ray, and on Slurm and Open MPI where they are installed (1 GB)
 	@test -d .venv-clusters || $(PY) -m venv .venv-clusters
