@@ -1,7 +1,7 @@
 """The executables of one mode of one pipelined model, made when first needed and kept."""
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +80,7 @@ class StageExecutables:
         self._keys = ModelKeys(model, identity)
         self._boundaries = IgnoredBoundaries(model.name)
         self._builders: dict[Any, StageBuilder] = {}
+        self._moment: Hashable = None  # what a trace depends on besides a plan: specs of the state
         self._layers_of: dict[int, tuple[str, ...]] = {}
         self._executables: dict[ExecutableKey, Executable] = {}
 
@@ -115,7 +116,9 @@ class StageExecutables:
     def builder(self, plan: Plan, state: State) -> StageBuilder:
         """Returns the builder of a plan's programs. Traces one step if the plan is new."""
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
-        key = (plan, tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)))
+        leaves, tree = jax.tree.flatten(specs)
+        self._moment = tree, tuple((spec.shape, spec.dtype) for spec in leaves)
+        key = plan, self._moment
         if key not in self._builders:
             builder = self._imported(plan, specs) or self._trace(plan, specs)
             self._builders[key] = builder
@@ -212,11 +215,16 @@ class StageExecutables:
             "pipeline_schedule": getattr(schedule, "__name__", schedule),
         }
         return self._keys.of(
-            plan, name, group=group, compiler_options=compiler_options, options=options
+            plan,
+            name,
+            self._moment,
+            group=group,
+            compiler_options=compiler_options,
+            options=options,
         )
 
     def _marks_of(self, plan: Plan) -> Marks:
-        self._keys.describe(plan)
+        self._keys.describe(plan, self._moment)
         if self._marks is None:
             self._marks = self._marks_for(plan.batch)
             self._layers_of = _layers_of(self._marks)

@@ -35,6 +35,7 @@ class Shapes:
         self.plan = replace(plan, capacity=1, records=1)
         self._shapes: dict[tuple[BatchSpec, object], Shape] = {}
         self._num_parts: dict[BatchSpec, int] = {}  # of a batch, by the spec of a part
+        self._counts: list[int] = []  # of values of each role of the state that they are for
 
     def of(self, spec: BatchSpec, state: State) -> Shape:
         """Returns the tasks for micro-batches of a shape, compiled when it is new.
@@ -43,6 +44,9 @@ class Shapes:
             spec: of the batch of one replica.
             state: the state, or its specs, as Keras has it.
         """
+        if (counts := [len(values) for values in state]) != self._counts:
+            self._counts = counts  # layers have been frozen, or have more variables
+            self._shapes.clear()
         key = (spec, looks_for_non_finite())  # this decides which arguments may be donated
         shape = self._shapes.get(key)
         if shape is None:
