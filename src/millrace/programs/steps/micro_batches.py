@@ -10,9 +10,9 @@ number of the whole batch before the first gradient. So if there are any, a pass
 adds these numbers up first; it computes nothing else, which for a mask made of the inputs is next
 to nothing.
 
-Layers of float8 measure the gradients of their outputs. These must be those of the whole batch, so
-there the loss of a part is multiplied by the part's share before its gradient, not the gradients
-after it.
+Layers of float8 measure the gradients of their outputs, and a scaled loss is as large as float16
+can bear. So these gradients must be those of the whole batch: there the loss of a part is multiplied
+by the part's share before its gradient, not the gradients after it.
 
 A value of the state that follows from itself alone, such as the seed of a dropout layer, advances
 in a loop of its own, so that replicas still find by how much a step advances it.
@@ -41,6 +41,7 @@ from millrace.programs.steps.own_step import check_whole, compute_gradients, own
 from millrace.programs.steps.repetition import Index, repeat
 from millrace.programs.steps.state import State, with_dtypes_of
 from millrace.programs.taps.taps import collecting, is_open
+from millrace.programs.taps.tensors import loss_scale
 
 # Differentiates a function of `(loss, auxiliary)`.
 Differentiate = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -92,7 +93,7 @@ def compute_in_parts(
     totals = _totals(model, division, state, batch)
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
     accumulator = make_accumulator(model.trainable_variables, accumulation)
-    shares_first = _shares_first(model)
+    shares_first = _shares_first(model, state)
 
     def part_with(rows: int) -> _Part:
         weight = 1.0 if shares_first else rows / division.rows
@@ -169,7 +170,7 @@ class _Part:
     ) -> None:
         self._state, self._totals = state, totals
         share = rows / plan.batch.rows
-        factor = share if _shares_first(model) else None
+        factor = share if _shares_first(model, state) else None
 
         def compute(
             state: State, part: ArrayTree, totals: Sequence[jax.Array], sums: Gradients
@@ -249,8 +250,9 @@ class _Changes:
         return values
 
 
-def _shares_first(model: keras.Model) -> bool:
-    return any(variable.overwrite_with_gradient for variable in model.trainable_variables)
+def _shares_first(model: keras.Model, state: State) -> bool:
+    overwrites = any(variable.overwrite_with_gradient for variable in model.trainable_variables)
+    return overwrites or loss_scale(model, state.optimizer) is not None
 
 
 def _advanced(run: Callable[..., Any], value: jax.Array, count: int) -> jax.Array:
@@ -279,7 +281,7 @@ def _of_part(
     def run(*args: Any, **kwargs: Any) -> Any:
         (loss, auxiliary), gradients = differentiated(*args, **kwargs)
         losses.append(loss)
-        return (loss, auxiliary), gradients
+        return (loss if factor is None else loss / factor, auxiliary), gradients  # for its logs
 
     return run
 
