@@ -75,6 +75,8 @@ def check_variables(
 
 def _without_names(config: Any) -> Any:
     """Returns a configuration without what may differ: names, and rates that are variables."""
+    if isinstance(config, list):  # such as what a function of a MultiOptimizer refers to
+        return list(map(_without_names, config))
     if not isinstance(config, dict):
         return config
     return {
