@@ -8,10 +8,14 @@
     cut           as accumulated, in two stages of        the same as for `accumulated`
                   equal cost, each on its own device
     budget        recomputes within 0.8 of its memory     the same as for `one piece`
-    resumed       after the first epoch a new model goes  the same as for `one piece`
-                  on from a checkpoint
-    replicas      two, each with its own batch            the same as for `accumulated`
-    parts         each batch in parts of two rows         the same as for `one piece`
+    parts         each batch in two parts, micro_batch    the same as for `one piece`
+    replicas      on ACCUMULATION devices, of which       the same as for `accumulated`
+                  each takes a step of an update
+    sharded       as replicas, which share out weights    the same as for `accumulated`
+                  and the optimizer's state
+    cut, sharded  as sharded, each replica in two stages  the same as for `accumulated`
+    resumed       the last epoch is trained from a        the same as for `accumulated`
+                  checkpoint of the first, accumulated
 
 An optimizer of Keras that accumulates takes the mean of the gradients of its steps, as millrace
 does for steps of equal size; it counts schedules, averages of weights and clipping differently, so
@@ -48,8 +52,8 @@ from millrace.errors import MillraceError
 
 ACCUMULATION = 2
 WAYS = ("one piece", "accumulated", "cut")
-MORE_WAYS = ("budget", "resumed")
-WITHOUT_DROPOUT = ("replicas", "parts")  # which draw other random numbers
+MORE_WAYS = ("parts", "replicas", "sharded", "cut, sharded", "resumed")
+SHARDED = {"replicated_optimizer_state_sharding": True, "replicated_weight_sharding": True}
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def compare(
     # Equal seeds gave weights that differ in the last bit, once in a long run.
     weights = _built(subject).get_weights()
     for way in ways:
-        steps = ACCUMULATION if way in ("accumulated", "cut", "replicas") else 1
+        steps = steps_of(way)
         try:
             under_strategy, cut = train(subject, way, weights)
         except MillraceError as error:
@@ -167,7 +171,7 @@ class Errors:
 
 def reference(subject: Subject, way: str) -> Errors:
     """Returns the errors of both in one of WAYS, without dropout."""
-    steps = 1 if way == "one piece" else ACCUMULATION
+    steps = steps_of(way)
     subject = replace(subject, build=lambda build=subject.build: _without_dropout(build()))
     exact = train_in_float64(subject, steps)
     trained = train(subject, way)[0], train_plain(subject, steps)
@@ -201,47 +205,53 @@ def _without_dropout(model: keras.Model) -> keras.Model:
 def train(
     subject: Subject, way: str, weights: Sequence[np.ndarray] | None = None
 ) -> tuple[Trained, dict[str, Any]]:
-    """Trains under a strategy in one of WAYS. Returns what is to be said of the cut, too.
+    """Trains under a strategy in one of all ways. Returns what is to be said of the cut, too.
 
     Raises:
         MillraceError: if millrace refuses the model.
     """
-    with pipes.strategy(2 if way in ("cut", "replicas") else 1).scope():
+    if way == "resumed":
+        return _resumed(subject, weights), {}
+    model = under_strategy(subject, way, weights)
+    return _fit(subject, model), cut_of(model) if "cut" in way else {}
+
+
+def under_strategy(
+    subject: Subject, way: str, weights: Sequence[np.ndarray] | None = None
+) -> keras.Model:
+    """Returns the model, compiled, under a strategy in one of all ways."""
+    replicas = ACCUMULATION if way == "replicas" or "sharded" in way else 1
+    with pipes.strategy(replicas * (2 if "cut" in way else 1)).scope():
         model = _built(subject, weights)
-    steps = 1
-    if way == "cut":
+    steps = steps_of(way)
+    options = {"gradient_accumulation_steps_per_replica": steps // replicas}
+    if "cut" in way:
         model.set_pipeline_stage_assignment("auto", num_stages=2)
-    if way == "parts":
-        model.set_gradient_accumulation_options(micro_batch=2)
-    if way == "budget":
+        model.set_pipelining_options(**options)
+    elif way == "budget":
         model.set_recomputation_options(budget=0.8)
-    if way in ("accumulated", "cut"):
-        steps = ACCUMULATION
-        options = {"gradient_accumulation_steps_per_replica": steps}
-        if way == "cut":
-            model.set_pipelining_options(**options)
-        else:
-            model.set_gradient_accumulation_options(**options)
-    steps = 2 if way == "replicas" else steps
+    elif way == "parts":
+        model.set_gradient_accumulation_options(micro_batch=(subject.batch_size or 2) // 2)
+    elif steps > 1:
+        model.set_gradient_accumulation_options(**options)
+    if "sharded" in way:
+        model.set_replication_options(**SHARDED)
     model.compile(**{"steps_per_execution": steps, **subject.compile()})
-    trained = _fit(subject, model) if way != "resumed" else _resume(subject, model)
-    return trained, cut_of(model) if way == "cut" else {}
+    return model
 
 
-def _resume(subject: Subject, model: keras.Model) -> Trained:
-    """Trains the first epoch, and what is left from its checkpoint with a model made anew."""
-    start = model.get_weights()
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = millrace.callbacks.Checkpoint(folder, async_save=False)
-        fit = {**subject.fit, "callbacks": [checkpoint]}
-        first = _fit(replace(subject, epochs=1, fit=fit, ask=lambda model: None), model)
-        with pipes.strategy(1).scope():
-            model = _built(subject, start)
-        model.compile(**subject.compile())
-        checkpoint = millrace.callbacks.Checkpoint(folder, async_save=False)
-        trained = _fit(replace(subject, fit={**subject.fit, "callbacks": [checkpoint]}), model)
-    history = {name: first.history[name] + trained.history[name][-1:] for name in first.history}
-    return replace(trained, history=history)
+def steps_of(way: str) -> int:
+    return 1 if way in ("one piece", "budget", "parts") else ACCUMULATION
+
+
+def _resumed(subject: Subject, weights: Sequence[np.ndarray] | None) -> Trained:
+    with tempfile.TemporaryDirectory() as directory:
+        for epochs in (subject.epochs - 1, subject.epochs):
+            model = under_strategy(subject, "accumulated", weights)
+            checkpoint = millrace.callbacks.Checkpoint(directory)
+            fit = {**subject.fit, "callbacks": [checkpoint]}
+            trained = _fit(replace(subject, epochs=epochs, fit=fit), model)
+    return trained
 
 
 def cut_of(model: keras.Model) -> dict[str, Any]:
