@@ -13,7 +13,7 @@ import pytest
 from against_keras import MORE_WAYS, WAYS, Subject, compare, train_plain, under_strategy
 from keras import layers, optimizers
 
-from case_marks import slow, slow_but_for
+from case_marks import exhaustive, slow, with_marks
 from millrace.api.checkpoints.variables import optimizer_facts
 
 # Said of the function that chooses optimizers, which is written into checkpoints.
@@ -121,7 +121,19 @@ def subject(make, **arguments):
     return Subject("net", net, data, compiled, by_hand=True, **arguments)
 
 
-@pytest.mark.parametrize("name", slow_but_for(MAKE, "several"))
+SLOW = (
+    "several-by-function",
+    "several-clipped",
+    "several-scaled",
+    "schedule-free-scaled",
+    "muon",
+    "adafactor-scaled",
+    "lamb-clipped",
+)
+OTHERS = [name for name in MAKE if name not in (*SLOW, "several")]
+
+
+@pytest.mark.parametrize("name", with_marks(MAKE, slow=SLOW, exhaustive=OTHERS))
 def test_trains_as_with_the_big_batch(name):
     ways = ("cut, sharded",) if name == "several" else ALL_WAYS
     for way, found in compare(subject(MAKE[name]), ways).items():
@@ -155,8 +167,8 @@ AVERAGED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_epoch", [False, True])
-@pytest.mark.parametrize("name", AVERAGED)
+@pytest.mark.parametrize("on_epoch", [exhaustive(False), True])
+@pytest.mark.parametrize("name", with_marks(AVERAGED, exhaustive=("one", "scaled")))
 def test_averages_that_a_callback_swaps_in(name, on_epoch):
     def with_swap():
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)
@@ -195,8 +207,10 @@ def play(model, batch_size, make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ALL_WAYS[:-1])
-@pytest.mark.parametrize("make", [adam, three])
+@pytest.mark.parametrize(
+    "way", with_marks(ALL_WAYS[:-1], exhaustive=("replicas", "sharded", "cut"))
+)
+@pytest.mark.parametrize("make", [exhaustive(adam), three])
 def test_layers_are_frozen_by_turns(make, way):
     model = under_strategy(subject(make), way)
     plain = keras.models.clone_model(model)

@@ -8,7 +8,7 @@ import pytest
 from against_keras import MORE_WAYS, WAYS, Subject, compare, under_strategy
 from keras import layers
 
-from case_marks import slow_but_for
+from case_marks import exhaustive, slow_but_for, with_marks
 
 # Keras says it of layers that have nothing to quantize.
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a .quantize. method")
@@ -138,11 +138,14 @@ SUBJECTS = {
 }
 
 
+# Most of their time is Keras quantizing operation by operation.
+LONG = ("int8", "lora-int8", "int4-lora", "int4-columns", "attention-int4", "gptq-lora", "awq-lora")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", with_marks(SUBJECTS, exhaustive=LONG))
 def test_trains_as_in_plain_keras(name):
     build, examples = SUBJECTS[name]
-    # Calibration and quantization run operation by operation, anew for each way.
     ways = ("cut", "parts", "sharded") if "attention" in name or "q" in name[:4] else ALL_WAYS
     for way, found in compare(Subject(name, build, examples, compiled), ways).items():
         assert max(found.losses, found.weights) < NEAR, way
@@ -272,7 +275,7 @@ def fit(model, batch_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["one piece", "cut", "cut, sharded"])
+@pytest.mark.parametrize("way", [exhaustive("one piece"), "cut", exhaustive("cut, sharded")])
 @pytest.mark.parametrize("name", SCENES)
 def test_no_program_of_a_model_that_has_changed_runs(name, way):
     subject = Subject(name, net, data, compiled)

@@ -11,8 +11,8 @@ adds these numbers up first; it computes nothing else, which for a mask made of 
 to nothing.
 
 Layers of float8 measure the gradients of their outputs, and a scaled loss is as large as float16
-can bear. So these gradients must be those of the whole batch: there the loss of a part is multiplied
-by the part's share before its gradient, not the gradients after it.
+can bear. So these gradients must be those of the whole batch: there the loss of a part is
+multiplied by the part's share before its gradient, not the gradients after it.
 
 A value of the state that follows from itself alone, such as the seed of a dropout layer, advances
 in a loop of its own, so that replicas still find by how much a step advances it.
