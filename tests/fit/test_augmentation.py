@@ -24,7 +24,7 @@ AUGMENTATIONS = {
     "crop of what is smaller": lambda: keras.layers.RandomCrop(12, 9),
 }
 LAYERS = [x if x == "rotation" else slow(x) for x in AUGMENTATIONS]
-WAYS = ["accumulated", "replicas", "stages", "recomputed"]
+WAYS = [slow("accumulated"), slow("replicas"), "stages", slow("recomputed")]
 
 
 class OfValues(keras.layers.RandomRotation):
@@ -124,7 +124,9 @@ def test_a_model_that_is_not_built(strategy):
 
 
 @pytest.mark.parametrize(
-    "make", [OfValues, lambda: keras.layers.RandomCrop(6, 6), OnHost], ids=["value", "crop", "own"]
+    "make",
+    [slow(OfValues), lambda: keras.layers.RandomCrop(6, 6), OnHost],
+    ids=["value", "crop", "own"],
 )
 def test_what_does_not_trace_stays_in_the_loop_of_keras(strategy, make):
     make = (lambda: OfValues(0.2)) if make is OfValues else make
@@ -156,6 +158,7 @@ def test_a_choice_of_the_user_is_respected(strategy, caplog):
     assert strategy.statistics().executions == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compiled_without_the_strategy(strategy, caplog):
     model = build(None, AUGMENTATIONS["rotation"])
     strategy.attach(model)
