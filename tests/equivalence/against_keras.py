@@ -126,7 +126,7 @@ def compare(
     plain: dict[int, Trained] = {}
     results: dict[str, Comparison | Refusal] = {}
     # Equal seeds gave weights that differ in the last bit, once in a long run.
-    weights = _built(subject).get_weights()
+    weights = built(subject).get_weights()
     for way in ways:
         steps = steps_of(way)
         try:
@@ -146,7 +146,7 @@ def train_plain(
     subject: Subject, steps: int = 1, weights: Sequence[np.ndarray] | None = None
 ) -> Trained:
     """Trains in plain Keras, with so many steps in an update."""
-    return _fit_plain(subject, _built(subject, weights), steps)
+    return _fit_plain(subject, built(subject, weights), steps)
 
 
 def _fit_plain(subject: Subject, model: keras.Model, steps: int) -> Trained:
@@ -183,11 +183,11 @@ def reference(subject: Subject, way: str) -> Errors:
 
 def train_in_float64(subject: Subject, steps: int = 1) -> Trained:
     """Trains in plain Keras in float64, from the weights that a model in float32 starts with."""
-    weights = _built(subject).get_weights()
+    weights = built(subject).get_weights()
     with jax.enable_x64(True):
         keras.config.set_floatx("float64")
         try:
-            model = _built(replace(subject, policy="float64"))
+            model = built(replace(subject, policy="float64"))
             model.set_weights(weights)
             return _fit_plain(subject, model, steps)
         finally:
@@ -222,7 +222,7 @@ def under_strategy(
     """Returns the model, compiled, under a strategy in one of all ways."""
     replicas = ACCUMULATION if way == "replicas" or "sharded" in way else 1
     with pipes.strategy(replicas * (2 if "cut" in way else 1)).scope():
-        model = _built(subject, weights)
+        model = built(subject, weights)
     steps = steps_of(way)
     options = {"gradient_accumulation_steps_per_replica": steps // replicas}
     if "cut" in way:
@@ -263,7 +263,7 @@ def cut_of(model: keras.Model) -> dict[str, Any]:
     return {"stages": sizes, "cut_at": first}
 
 
-def _built(subject: Subject, weights: Sequence[np.ndarray] | None = None) -> keras.Model:
+def built(subject: Subject, weights: Sequence[np.ndarray] | None = None) -> keras.Model:
     keras.config.set_dtype_policy(subject.policy)
     keras.utils.set_random_seed(1)
     model = subject.build()

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 from jax.core import Tracer
 from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
+from millrace._compat.keras_steps import stored_value
 from millrace._compat.patch_table import OPTIMIZER_INIT
 from millrace._compat.patches import replace
 from millrace.errors import LoopError
@@ -52,6 +54,21 @@ def trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the variables that an optimizer trains, in the order of its gradients."""
     private: Any = optimizer
     return private._trainable_variables
+
+
+def unshare_averages(model: keras.Model) -> None:
+    """Gives averages of weights arrays of their own.
+
+    At the end of `fit` Keras puts the averages into the weights, as the same arrays, and a program
+    cannot take over one array for two variables: in plain Keras the next `fit` fails.
+    """
+    chain = list(wrapped_chain(model.optimizer))
+    inner = [each for outer in chain for each in getattr(outer, "optimizers", ())]
+    if any(getattr(each, "use_ema", False) for each in (*chain, *inner)):
+        taken = {id(stored_value(variable)) for variable in model.trainable_variables}
+        for variable in model.optimizer.variables:
+            if id(stored_value(variable)) in taken:
+                variable.assign(jnp.copy(variable.value))
 
 
 def _check_rate(

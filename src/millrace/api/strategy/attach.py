@@ -32,6 +32,7 @@ from millrace._compat.keras_loops import (
     set_epoch_iterators,
     write_loop_state,
 )
+from millrace._compat.keras_optimizers import unshare_averages
 from millrace.api.strategy.methods import METHODS
 from millrace.api.strategy.saving import load_options, save_options
 from millrace.base.interrupts import held_back
@@ -209,7 +210,10 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             if "callbacks" in arguments:
                 takes_list = is_stock(stock)
                 arguments["callbacks"] = callback_list(controller, mode, arguments, takes_list)
-            return stock(*bound.args, **bound.kwargs)
+            result = stock(*bound.args, **bound.kwargs)
+            if mode is Mode.TRAIN:
+                unshare_averages(model)
+            return result
 
     functools.update_wrapper(loop, getattr(type(model), name))
     _, *parameters = signature.parameters.values()  # without self
