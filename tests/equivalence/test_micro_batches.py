@@ -13,7 +13,7 @@ import pytest
 from keras import layers, ops
 
 import millrace
-from millrace.errors import OptionError, PlanError, TapError, UnsupportedError
+from millrace.errors import OptionError, PlanError, TapError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(72, 6)).astype("float32")
@@ -387,17 +387,6 @@ def test_other_values_are_refused(value):
         model = dense()
     with pytest.raises(OptionError, match="micro_batch must be"):
         model.set_gradient_accumulation_options(micro_batch=value)
-
-
-def test_a_pipeline_is_refused():
-    with millrace.Strategy(devices=2).scope():
-        model = dense()
-    model.set_pipeline_stage_assignment("auto", num_stages=2)
-    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
-    model.set_gradient_accumulation_options(micro_batch=8)
-    model.compile("sgd", "mse", steps_per_execution=2)
-    with pytest.raises(UnsupportedError, match="smaller batch_size"):
-        model.fit(X, Y, batch_size=36, verbose=0)
 
 
 def test_taps_of_a_part_are_refused():

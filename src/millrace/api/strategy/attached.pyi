@@ -24,7 +24,7 @@ class Attached(keras.Model):
         self,
         *,
         gradient_accumulation_steps_per_replica: int | None = None,
-        gradient_accumulation_reduction_method: Literal["mean", "sum", "running_mean", "sum_then_mean", "mean_then_sum", "running_mean_then_sum"] | Reduction | None = None,
+        gradient_accumulation_reduction_method: Literal["auto", "mean", "sum", "running_mean", "sum_then_mean", "mean_then_sum", "running_mean_then_sum"] | Reduction | None = None,
         dtype: str | Callable[[Any], str | None] | None = None,
         micro_batch: int | Literal["auto", "whole"] | None = None,
         synchronized_batch_statistics: bool | None = None,
@@ -35,7 +35,7 @@ class Attached(keras.Model):
 
         Args:
             gradient_accumulation_steps_per_replica: steps (micro-batches) in one update; 1 turns accumulation off. Default: `1`.
-            gradient_accumulation_reduction_method: `"mean"` divides by the rows, so that the update equals that of one big batch; `"sum"` adds the gradients of the micro-batches; `"running_mean"` is a mean at any time, so that float16 never has to hold a sum. `"mean_then_sum"` and `"running_mean_then_sum"` are means over the micro-batches of a replica, added up over replicas; `"sum_then_mean"` is the mean over replicas of their sums. Default: `"mean"`.
+            gradient_accumulation_reduction_method: `"auto"` weighs each micro-batch by what its loss divides by (tokens of a mask, a sum of sample weights, rows), so that the update equals that of one big batch; `"mean"` weighs by rows alone; `"sum"` adds the gradients of the micro-batches; `"running_mean"` is a mean at any time, so that float16 never has to hold a sum. `"mean_then_sum"` and `"running_mean_then_sum"` are means over the micro-batches of a replica, added up over replicas; `"sum_then_mean"` is the mean over replicas of their sums. Default: `"auto"`.
             dtype: of the accumulators: a name is for all, a function of the variable chooses for each. Default: `"auto"`: each variable's own.
             micro_batch: rows that a step computes at a time, in the memory of so many: it adds up their gradients, and losses and updates stay those of the whole batch. `"auto"` takes the most that fit; `"whole"` does not divide batches. Default: `"whole"`.
             synchronized_batch_statistics: True normalizes in `BatchNormalization` by the mean and variance of all micro-batches and replicas of an update, as one big batch does, and takes the memory of one: micro-batches are computed together (docs/gradient_accumulation.md). Default: `False`.
@@ -104,7 +104,7 @@ class Attached(keras.Model):
         *,
         gradient_accumulation_steps_per_replica: int | None = None,
         device_mapping: Sequence[int] | Literal["auto"] | None = None,
-        gradient_accumulation_reduction_method: Literal["mean", "sum", "running_mean", "sum_then_mean", "mean_then_sum", "running_mean_then_sum"] | Reduction | None = None,
+        gradient_accumulation_reduction_method: Literal["auto", "mean", "sum", "running_mean", "sum_then_mean", "mean_then_sum", "running_mean_then_sum"] | Reduction | None = None,
         pipeline_schedule: str | Path | Callable[[int, int], Any] | None = None,
         gradient_accumulation_dtype: str | Callable[[Any], str | None] | None = None,
         forward_propagation_stages_compiler_options: Sequence[Mapping[str, Any]] | Literal["auto"] | None = None,
@@ -124,7 +124,7 @@ class Attached(keras.Model):
         Args:
             gradient_accumulation_steps_per_replica: steps (micro-batches) in one update. `fit` of a pipeline needs it; `evaluate` and `predict` do not. Default: none.
             device_mapping: for each stage the number of its device within a replica. Stages may share devices. Default: `"auto"`: stage i on device i; with `batch_serialization_iterations` all on device 0; with `"zb_v"`, `"v_half"` and `"v_min"` out and back, as in `[0, 1, 1, 0]`.
-            gradient_accumulation_reduction_method: as in `set_gradient_accumulation_options`. Default: `"mean"`.
+            gradient_accumulation_reduction_method: as in `set_gradient_accumulation_options`. Default: `"auto"`.
             pipeline_schedule: `"1f1b"`, `"1f1b_slack"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`, `"zero_bubble"`, `"zb_v"`, `"v_half"`, `"v_min"`, a function of the numbers of stages and of micro-batches, the schedule as text, or the path of such text (docs/schedules.md). Default: `"auto"`: `"1f1b"`; over processes on CPUs `"1f1b_slack"`; with `batch_serialization_iterations` `"sequential"`.
             gradient_accumulation_dtype: the `dtype` of `set_gradient_accumulation_options`. Default: `"auto"`: each variable's own.
             forward_propagation_stages_compiler_options: for each stage a dict of options of XLA, for its forward passes; `[]` for none. Default: `"auto"`: none.

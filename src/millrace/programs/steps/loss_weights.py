@@ -88,11 +88,11 @@ def weight_in_rows(plan: Plan, divisor: jax.Array) -> jax.Array:
     return divisor.astype(jnp.float32) / plan.batch.rows
 
 
-def without_divisors(tapped: Tapped) -> list[jax.Array]:
-    """Taps again what is tapped except numbers that losses divide by, and returns these."""
+def without_divisors(tapped: Tapped) -> tuple[Tapped, list[jax.Array]]:
+    """Returns what is tapped except numbers that losses divide by, and these."""
     others = [(key, value) for key, value in tapped.items() if not isinstance(key, Divisor)]
-    tap_again(Tapped(tuple(key for key, _ in others), tuple(value for _, value in others)))
-    return [value for key, value in tapped.items() if isinstance(key, Divisor)]
+    divisors = [value for key, value in tapped.items() if isinstance(key, Divisor)]
+    return Tapped(tuple(k for k, _ in others), tuple(v for _, v in others)), divisors
 
 
 def with_divisors(function: Callable[..., Made]) -> Callable[..., tuple[Made, list[jax.Array]]]:
@@ -100,7 +100,9 @@ def with_divisors(function: Callable[..., Made]) -> Callable[..., tuple[Made, li
 
     def run(*args: Any, **kwargs: Any) -> tuple[Made, list[jax.Array]]:
         result, tapped = collecting(function)(*args, **kwargs)
-        return result, without_divisors(tapped)
+        others, divisors = without_divisors(tapped)
+        tap_again(others)
+        return result, divisors
 
     return run
 

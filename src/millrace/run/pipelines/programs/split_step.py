@@ -13,7 +13,7 @@ from millrace.base.options import NO_TAPS, TapRequest
 from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode
-from millrace.programs.steps.loss_weights import Losses, report, with_divisors
+from millrace.programs.steps.loss_weights import Losses, report, without_divisors
 from millrace.programs.steps.own_step import OwnStep, is_own_step
 from millrace.programs.steps.state import State, as_lists, from_step, variable_text
 from millrace.programs.steps.step import logs_follow_from_metrics
@@ -73,7 +73,8 @@ def split_step(
         return {"loss": loss, "result": result, **changed}
 
     def tapped_step(state: State, batch: ArrayTree) -> dict[str, Any]:
-        (outputs, divisors), tapped = collecting(with_divisors(step))(state, batch)
+        outputs, tapped = collecting(step)(state, batch)
+        tapped, divisors = without_divisors(tapped)
         # As a share of the values: as a cotangent, it must not leave the range of float16.
         shares = [d / n for d, n in zip(divisors[:1], losses.sizes, strict=False)]
         return {**outputs, "tap": tapped, "share": shares}
