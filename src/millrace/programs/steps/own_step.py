@@ -248,8 +248,9 @@ class OwnStep:
         def forward(weights: Sequence[Any], given: Sequence[Any]) -> tuple[Any, list[Any]]:
             within = dict(zip(values, given, strict=True))
             within.update((var, weights[index]) for var, index in turn.inner.items())
-            losses = self._run(turn.losses, within)
-            return sum(losses[1:], losses[0]), self._run(wanted, within)
+            results = self._run([*turn.losses, *wanted], within)  # at once: one forward
+            losses = results[: len(turn.losses)]
+            return sum(losses[1:], losses[0]), results[len(losses) :]
 
         if turn.losses:
             (_, found), gradients = differentiate(forward)(weights, list(values.values()))
