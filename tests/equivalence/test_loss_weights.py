@@ -148,7 +148,7 @@ def assert_same(found, expected):
 
 
 QUICK = {("mask", way) for way in ("accumulated", "replicas", "stages", "in parts")}
-QUICK |= {(name, "accumulated") for name in ("ignored class", "weights of words", "own step")}
+QUICK |= {(name, "accumulated") for name in ("weights of words", "own step")}
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ NEAR = 5e-5
 @pytest.mark.parametrize(
     ("seed", "choices"),
     [
-        (104, [1000]),
+        pytest.param(104, [1000], marks=pytest.mark.slow),
         *(pytest.param(k, [1, 4, 1000], marks=pytest.mark.slow) for k in (3, 102)),
         *(
             pytest.param(k, [1, 4, 1000], marks=pytest.mark.exhaustive)

@@ -24,7 +24,7 @@ AUGMENTATIONS = {
     "crop of what is smaller": lambda: keras.layers.RandomCrop(12, 9),
 }
 LAYERS = [x if x == "rotation" else slow(x) for x in AUGMENTATIONS]
-WAYS = [slow("accumulated"), slow("replicas"), "stages", slow("recomputed")]
+WAYS = ["accumulated", "replicas", "stages", "recomputed"]
 
 
 class OfValues(keras.layers.RandomRotation):
@@ -90,6 +90,7 @@ def test_it_is_compiled_with_the_numbers_of_keras(strategy, layer):
     assert found == pytest.approx(expected, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_way_to_train(layer, way):
@@ -144,6 +145,7 @@ def test_a_choice_among_many_layers_is_not_compiled(strategy):
     assert not build(strategy, lambda: keras.layers.RandAugment(num_ops=1)).jit_compile
 
 
+@pytest.mark.slow
 def test_a_choice_of_the_user_is_respected(strategy, caplog):
     model = build(strategy, AUGMENTATIONS["rotation"], jit_compile=False)
     with caplog.at_level(logging.INFO, "millrace"):

@@ -16,7 +16,7 @@ def statistics_of(run):
     ("fit", "stop_after"),
     [
         ({}, 8),
-        ({"every": 3}, 8),
+        pytest.param({"every": 3}, 8, marks=pytest.mark.slow),
         pytest.param({"accumulation": 2, "executed": 1}, 8, marks=pytest.mark.slow),
         pytest.param({"when": "after_compute", "accumulation": 2}, 8, marks=pytest.mark.slow),
     ],
@@ -43,6 +43,7 @@ def test_statistics_go_on_with_their_numbers(tmp_path, fit, stop_after):
         np.testing.assert_array_equal(column, whole[name][-rows:], name)
 
 
+@pytest.mark.slow
 def test_a_nan_is_found_at_the_same_step(tmp_path):
     x = X.copy()
     x[17] = np.nan

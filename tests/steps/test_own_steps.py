@@ -4,6 +4,11 @@ import functools
 
 import numpy as np
 import pytest
+
+import millrace
+from case_marks import slow
+from millrace.callbacks import NaNWatch
+from millrace.errors import ModelError
 from own_steps import (
     BATCH,
     KINDS,
@@ -21,11 +26,6 @@ from own_steps import (
     data,
     made,
 )
-
-import millrace
-from case_marks import slow
-from millrace.callbacks import NaNWatch
-from millrace.errors import ModelError
 
 # Way -> devices, rows of a batch, options.
 WAYS = {
@@ -71,7 +71,8 @@ def check(kind, found):
 
 def cases(ways, kinds=KINDS):
     every = [(way, kind) for way in ways for kind in kinds]
-    fast = [(way, kind) for way, kind in every if kind in FAST or way == "accumulated"]
+    quick = {"accumulated": (*FAST, RowByRow, TwoLosses)}
+    fast = [(way, kind) for way, kind in every if kind in quick.get(way, FAST)]
     return [case if case in fast else pytest.param(*case, marks=pytest.mark.slow) for case in every]
 
 
@@ -97,7 +98,10 @@ def in_stages(kind):
     return model
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_CUT])
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in FAST else slow(kind) for kind in KINDS if kind not in NOT_CUT],
+)
 def test_one_differentiated_function_is_cut_into_stages(kind):
     check(kind, fitted(in_stages(kind), BATCH // 4))
 
