@@ -250,6 +250,65 @@ class Scaled(Simple):
         return {"error": loss}, (trainable, others, optimizer, metrics)
 
 
+class SignsAlone(Simple):
+    """Moves weights by the signs of their gradients, without an optimizer."""
+
+    def applied(self, optimizer: Any, gradients: Any, trainable: Any) -> Any:
+        pairs = zip(trainable, gradients, strict=True)
+        return [w - 0.01 * ops.sign(gradient) for w, gradient in pairs], optimizer
+
+
+class Decayed(Simple):
+    """Adds weights to their gradients."""
+
+    def applied(self, optimizer: Any, gradients: Any, trainable: Any) -> Any:
+        decayed = [g + 0.1 * w for w, g in zip(trainable, gradients, strict=True)]
+        return super().applied(optimizer, decayed, trainable)
+
+
+class TwoArguments(Simple):
+    """Differentiates with regard to two arguments at once."""
+
+    def gradients(self, trainable: Any, others: Any, data: Any) -> Any:
+        def error(first: Any, rest: Any) -> Any:
+            return self.error([*first, *rest], others, data)
+
+        differentiated = jax.value_and_grad(error, argnums=(0, 1))
+        loss, (first, rest) = differentiated(trainable[:3], trainable[3:])
+        return loss, [*first, *rest]
+
+
+class Compiled(Simple):
+    """Differentiates a function that is compiled by itself."""
+
+    def error(self, trainable: Any, others: Any, data: Any) -> Any:
+        return jax.jit(super().error)(trainable, others, data)
+
+
+class Checkpointed(Simple):
+    """Differentiates a function whose forward JAX runs again."""
+
+    def error(self, trainable: Any, others: Any, data: Any) -> Any:
+        return jax.checkpoint(super().error)(trainable, others, data)
+
+
+class WarmedUp(Simple):
+    """Weighs its loss by the updates that the optimizer counts."""
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, others, optimizer, metrics = state
+        variables = self.optimizer.variables
+        index = next(k for k, v in enumerate(variables) if v is self.optimizer.iterations)
+        share = (1 + ops.cast(optimizer[index], "float32")) / 8
+
+        def error(weights: Any) -> Any:
+            return share * self.error(weights, others, data)
+
+        loss, gradients = jax.value_and_grad(error)(trainable)
+        trainable, optimizer = self.applied(optimizer, gradients, trainable)
+        return {"error": loss}, (trainable, others, optimizer, metrics)
+
+
 KINDS = (
     OfTheGuide,
     Clipped,
@@ -265,6 +324,12 @@ KINDS = (
     InTurn,
     ShowsNorm,
     Scaled,
+    SignsAlone,
+    Decayed,
+    TwoArguments,
+    Compiled,
+    Checkpointed,
+    WarmedUp,
 )
 # What stages cannot have, and a part of the error.
 NOT_CUT = {
@@ -274,6 +339,8 @@ NOT_CUT = {
     InTurn: "takes several gradients",
     Lookahead: "follows from its gradients",
     ShowsNorm: "follow from gradients",
+    Compiled: "layers of several stages are called inside one loop, one jax.jit",
+    Checkpointed: "layers of several stages are called inside one loop, one jax.jit",
     # The whole model, twice.
     Adversarial: "data only goes to later stages",
     PenalizedSlopes: "data only goes to later stages",
