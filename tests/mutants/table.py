@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant("accumulation", "coefficient = coefficient * values", "coefficient = coefficient * 1"),
     Mutant(
         "accumulation",
-        'if slot[0] == "non_trainable" and not _is_among(atom, follows)',
-        'if slot[0] == "non_trainable"',
+        "(k + 1 for k, turn in enumerate(turns) if needs & turn.gradients.keys())",
+        "(k for k, turn in enumerate(turns) if needs & turn.gradients.keys())",
     ),
     Mutant(
         "accumulation",
