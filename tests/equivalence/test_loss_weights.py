@@ -24,6 +24,7 @@ WORD_WEIGHTS = RNG.uniform(0.1, 3, size=(72, 7)).astype("float32")
 ROW_WEIGHTS = RNG.choice([0.0, 0.3, 2.0], size=(72, 1)).astype("float32")
 BIG = 24
 EPOCHS = 2
+SCALE = 17  # times the seven tokens of a row, gradients of micro-batches would overflow
 
 
 @dataclass
@@ -192,6 +193,26 @@ def test_micro_batches_have_other_lengths(way):
         y[8 * number : 8 * number + 8, : words.shape[1]] = targets
     plain.fit(x, y, batch_size=24, verbose=0)
     assert_same(*([np.array(v) for v in m.weights] for m in (model, plain)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["accumulated", "within a budget", "stages"])
+def test_weights_let_no_scaled_gradient_overflow(way):
+    """Times the tokens of a row, gradients of this scale would leave the range of float16."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        subject = Subject(
+            regularizer=None,
+            optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1), initial_scale=2.0**SCALE
+            ),
+        )
+        found, expected = train(subject, way), subject.fit(subject.model(), BIG)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert float(found[5 + 3]) == float(expected[5 + 3]) == 2.0**SCALE  # no update was skipped
+    for value, other in zip(found[:4], expected[:4], strict=True):
+        np.testing.assert_allclose(value, other, atol=2e-3)
 
 
 def test_mean_weighs_by_rows():

@@ -144,33 +144,39 @@ def make_accumulating_step(
     ) -> tuple[Gradients, State, ArrayTree]:
         def add(gradients: Gradients, accumulated: Gradients) -> Gradients:
             gradients = prepared(model.optimizer, gradients, model.trainable_variables)
-            return accumulator.add(accumulated, gradients, coefficient)
+            return accumulator.add(accumulated, gradients, coefficient * values_in_row())
 
-        losses, weights = Losses(taps=plan.weighs_losses), []
+        def values_in_row() -> float:  # of the loss; known once the forward is traced
+            return losses.sizes[0] / plan.batch.rows if plan.weighs_losses else 1.0
+
+        losses, shares = Losses(taps=plan.weighs_losses), []
         sums = accumulated[: len(model.trainable_variables)]
         differentiate = accumulating_value_and_grad(plan, add, sums)
         if plan.weighs_losses:
-            differentiate = _weighing(plan, differentiate, weights)
+            differentiate = _weighing(losses, differentiate, shares)
         sums, new, logs = compute_gradients(model, state, batch, differentiate, losses=losses)
         report(losses)
-        total = [accumulated[-1] + coefficient * weight for weight in weights]
+        total = [accumulated[-1] + coefficient * values_in_row() * share for share in shares]
         return [*sums, *total], with_dtypes_of(new, state, model), logs
 
     return step
 
 
-def _weighing(plan: Plan, differentiate: Any, weights: list[jax.Array]) -> Any:
-    """Returns a transformation that differentiates the loss times its weight, which it appends."""
+def _weighing(losses: Losses, differentiate: Any, shares: list[jax.Array]) -> Any:
+    """Returns a transformation that differentiates the loss times the share of values that count.
+
+    It appends that share, and not the weight: of float16, gradients must not leave the range.
+    """
 
     def transform(function: Callable[..., Any]) -> Callable[..., Any]:
         def within(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
             (loss, auxiliary), divisors = with_divisors(function)(*args, **kwargs)
-            weight = weight_in_rows(plan, divisors[0])
-            return loss * weight.astype(loss.dtype), (auxiliary, weight)
+            share = divisors[0].astype("float32") / losses.sizes[0]
+            return loss * share.astype(loss.dtype), (auxiliary, share)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            (loss, (auxiliary, weight)), gradients = differentiate(within)(*args, **kwargs)
-            weights.append(weight)
+            (loss, (auxiliary, share)), gradients = differentiate(within)(*args, **kwargs)
+            shares.append(share)
             return (loss, auxiliary), gradients
 
         return run
