@@ -47,9 +47,10 @@ Values: TypeAlias = dict[Any, Any]  # of variables
 Differentiate: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def is_own_step(model: keras.Model) -> bool:
-    """Whether the user wrote the model's `train_step`."""
-    return type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
+def has_own_step(model: keras.Model, mode: Mode) -> bool:
+    """Whether a model overrides `train_step`, `test_step` or `predict_step`."""
+    step = f"{mode.value}_step"
+    return getattr(type(model), step) is not getattr(keras.Model, step)
 
 
 def own_step(model: keras.Model, plan: Plan, state: State) -> "OwnStep | None":
@@ -58,7 +59,7 @@ def own_step(model: keras.Model, plan: Plan, state: State) -> "OwnStep | None":
     Raises:
         ModelError: if the plan recomputes, and the step computes its gradients by itself.
     """
-    if not is_own_step(model):
+    if not has_own_step(model, Mode.TRAIN):
         return None
     own = OwnStep(model, state, batch_specs(plan.batch))
     if recomputes(plan) and not own.differentiates:
@@ -119,7 +120,7 @@ def compute_gradients(
         Gradients in the order of the trainable variables (of the scaled loss, where the optimizer
         scales it), the state without the update, logs.
     """
-    if is_own_step(model):
+    if has_own_step(model, Mode.TRAIN):
         differentiate = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
         own = OwnStep(model, state, batch, losses)
         return own.gradient_step(state, batch, differentiate, earlier)

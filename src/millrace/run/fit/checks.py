@@ -17,6 +17,7 @@ from millrace.errors import (
     UnsupportedError,
 )
 from millrace.programs.plan import Mode
+from millrace.programs.steps.own_step import has_own_step
 
 logger = logging.getLogger("millrace")
 
@@ -220,12 +221,6 @@ def check_made_functions(model: keras.Model, advice: str) -> None:
                 f"{described(model)} overrides {function}(), and the strategy provides "
                 f"that function. {advice}"
             )
-
-
-def has_own_step(model: keras.Model, mode: Mode) -> bool:
-    """Whether a model overrides `train_step`, `test_step` or `predict_step`."""
-    step = f"{mode.value}_step"
-    return getattr(type(model), step) is not getattr(keras.Model, step)
 
 
 def check_pipelined_step(model: keras.Model, mode: Mode) -> None:

@@ -17,8 +17,8 @@ from millrace.base.records.memory_report import MemoryChange, MemoryReport
 from millrace.compilation.executables.progress import search
 from millrace.errors import MillraceError
 from millrace.programs.plan import Mode
+from millrace.programs.steps.own_step import has_own_step
 from millrace.run.compiled_loop.budget import OverBudgetError
-from millrace.run.fit.checks import has_own_step
 from millrace.run.fit.controller import Controller
 from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.setup import Setup

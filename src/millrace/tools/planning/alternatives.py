@@ -16,7 +16,7 @@ from millrace.base.devices import home
 from millrace.base.records.training_plan import StageOfCall, UpdatePlan
 from millrace.errors import MillraceError
 from millrace.programs.plan import BatchSpec, Mode
-from millrace.run.fit.checks import has_own_step
+from millrace.programs.steps.own_step import has_own_step
 from millrace.run.fit.pipelined_model import StageAssignment
 from millrace.run.fit.setup import Setup
 from millrace.run.pipelines.assignment.assignment import Assignment, to_json

@@ -14,7 +14,7 @@ from millrace.base.pytrees import ArrayTree, SpecTree
 from millrace.errors import ModelError
 from millrace.programs.plan import Mode
 from millrace.programs.steps.loss_weights import Losses, report, without_divisors
-from millrace.programs.steps.own_step import OwnStep, is_own_step
+from millrace.programs.steps.own_step import OwnStep, has_own_step
 from millrace.programs.steps.state import State, as_lists, from_step, variable_text
 from millrace.programs.steps.step import logs_follow_from_metrics
 from millrace.programs.taps.taps import collecting
@@ -61,7 +61,7 @@ def split_step(
     losses = Losses(taps=weighs)
 
     def step(state: State, batch: ArrayTree) -> dict[str, Any]:
-        if mode is Mode.TRAIN and is_own_step(model):
+        if mode is Mode.TRAIN and has_own_step(model, mode):
             loss, new, result = OwnStep(model, state, batch, losses).forward(state, batch)
         else:
             with losses.noticed():
